@@ -1,0 +1,31 @@
+# Every target sets up what it needs from nothing. `make verify` and `make test` are the two to know.
+PYTHON ?= python3
+VENV ?= .venv
+# A pinned torch: a plain `torch` may be many GB. Any torch>=2.9 works; add an index for CPU wheels if you like.
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TEST_ARGS ?=
+JOBS ?= 2
+
+.PHONY: verify test lint clean
+
+$(STAMP): pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[test,triton]'
+	touch $@
+
+verify: $(STAMP)
+	$(BIN)/sglang-aiter-moe verify
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) $(TEST_ARGS) test/registered/unit
+
+lint: $(STAMP)
+	$(BIN)/python -m pip install --quiet pre-commit
+	$(BIN)/pre-commit run --all-files
+
+clean:
+	rm -rf $(VENV) .venv-* build dist *.egg-info
