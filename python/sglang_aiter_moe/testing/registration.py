@@ -1,8 +1,8 @@
 """SGLang's test registration marks, also where SGLang is not installed.
 
 SGLang's CI reads the calls ``register_*_ci(...)`` from a test file's syntax tree; at run time they
-do nothing. The names here are SGLang's own when it is installed and no-ops otherwise, so that a test
-file runs in this repository and, unchanged, in SGLang's tree.
+do nothing. The names here are SGLang's own when it is installed and no-ops otherwise, so that a
+test file runs in this repository and, unchanged, in SGLang's tree.
 """
 
 from __future__ import annotations

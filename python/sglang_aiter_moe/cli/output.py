@@ -1,0 +1,54 @@
+"""What the commands share: the `--json` option, and a console that leaves its output clean."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+JsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write the result as JSON to FILE, `-`: standard output."
+    ),
+]
+
+
+def console(json_target: str | None = None) -> Console:
+    """The console for people: standard error when JSON takes standard output."""
+    return Console(stderr=json_target == "-", highlight=False)
+
+
+def write_json(data: Any, json_target: str | None) -> None:
+    """Writes `data` where `--json` asked for it; does nothing when it was not given.
+
+    Raises:
+        typer.BadParameter: the file cannot be written.
+    """
+    if json_target is None:
+        return
+    # NaN is no JSON: a failed comparison must stay readable for strict parsers.
+    text = json.dumps(_without_nan(data), indent=2, allow_nan=False) + "\n"
+    if json_target == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(json_target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"--json {json_target}: {error.strerror}") from error
+
+
+def _without_nan(data: Any) -> Any:
+    if isinstance(data, float) and data != data:
+        return None
+    if isinstance(data, float) and data in (float("inf"), float("-inf")):
+        return None
+    if isinstance(data, dict):
+        return {key: _without_nan(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_without_nan(value) for value in data]
+    return data
