@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
+
 from sglang_aiter_moe.cli import check_tests
 from sglang_aiter_moe.errors import ContractError
-from typer.core import TyperGroup
 
 
 class ContractGroup(TyperGroup):

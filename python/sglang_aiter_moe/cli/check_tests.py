@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from sglang_aiter_moe.cli.output import JsonOption, console, write_json
 from sglang_aiter_moe.testing.check_registration import check_paths
 

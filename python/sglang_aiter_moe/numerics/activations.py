@@ -11,6 +11,7 @@ import math
 from enum import StrEnum
 
 import torch
+
 from sglang_aiter_moe.errors import ContractError
 
 SWIGLU_ALPHA = 1.702

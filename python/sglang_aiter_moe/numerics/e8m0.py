@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
+
 from sglang_aiter_moe.errors import ContractError
 
 BLOCK = 32

@@ -8,6 +8,7 @@ saturates at 6; -0 is kept.
 from __future__ import annotations
 
 import torch
+
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.e8m0 import (
     BLOCK,

@@ -7,6 +7,7 @@ to it (docs/contract.md section d). gfx942's FNUZ variant takes part in the scal
 from __future__ import annotations
 
 import torch
+
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.e8m0 import (
     BLOCK,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.activations import (
     SITUV2_BETA,

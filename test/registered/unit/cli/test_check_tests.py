@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
 from sglang_aiter_moe.cli import app
 from sglang_aiter_moe.testing import check_registration
 from sglang_aiter_moe.testing.registration import register_cpu_ci
-from typer.testing import CliRunner
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from sglang_aiter_moe.numerics import quantize_mxfp4
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
