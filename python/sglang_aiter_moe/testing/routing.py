@@ -1,0 +1,89 @@
+"""A reference for biased grouped top-k in plain Python floats, and how results are compared with it.
+
+Independent of ``portable.routing``: loops over rows, no tensor operation takes part in the choice.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def reference_routing(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    topk: int,
+    *,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    renormalize: bool = True,
+    routed_scaling_factor: float = 1.0,
+) -> list[tuple[list[int], list[float]]]:
+    """``(expert ids, weights)`` of each row of ``logits`` ``[M, E]``, best choice first."""
+    per_expert = [float(value) for value in bias.tolist()]
+    size = len(per_expert) // num_expert_group
+    routed = []
+    for row in logits.tolist():
+        scores = [_sigmoid(float(value)) for value in row]
+        choice = [_rank(s + b) for s, b in zip(scores, per_expert, strict=True)]
+        groups = range(num_expert_group)
+        best_two = [
+            _rank(sum(sorted(choice[g * size : (g + 1) * size], reverse=True)[:2])) for g in groups
+        ]
+        kept = sorted(groups, key=lambda g: (-best_two[g], g))[:topk_group]
+        order = sorted(range(len(scores)), key=lambda e: (e // size not in kept, -choice[e], e))
+        ids = order[:topk]
+        factor = routed_scaling_factor
+        if renormalize:
+            total = math.fsum(scores[e] for e in ids)
+            factor = routed_scaling_factor / total if total > 0 else 0.0
+        routed.append((ids, [scores[e] * factor for e in ids]))
+    return routed
+
+
+def assert_routing(
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    topk: int,
+    **options,
+) -> None:
+    """Same experts in the same order as the reference, weights within 1e-6 (relative, fp32)."""
+    expected = reference_routing(logits, bias, topk, **options)
+    assert ids.tolist() == [row for row, _ in expected]
+    reference = torch.tensor([row for _, row in expected], dtype=torch.float64)
+    reference = reference.reshape(weights.shape)
+    torch.testing.assert_close(
+        weights.double().cpu(), reference, rtol=1e-6, atol=1e-37, equal_nan=True
+    )
+
+
+def rows_that_differ(ids: torch.Tensor, expected: list[list[int]]) -> int:
+    """How many rows choose another *set* of experts."""
+    return sum(set(a) != set(b) for a, b in zip(ids.tolist(), expected, strict=True))
+
+
+def offset_bias_case(
+    tokens: int = 64, experts: int = 256, device: str = "cpu", seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """bf16 logits with an fp32 bias in [6.8, 7.06], 2^-5 apart in bf16: rounding it reorders."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(tokens, experts, generator=generator).bfloat16()
+    bias = 6.8 + 0.26 * torch.rand(experts, generator=generator)
+    return logits.to(device), bias.to(device)
+
+
+def _sigmoid(x: float) -> float:
+    if math.isnan(x):
+        return x
+    if x >= 0:
+        return 1.0 / (1.0 + math.exp(-x))
+    return math.exp(x) / (1.0 + math.exp(x))
+
+
+def _rank(x: float) -> float:
+    return -math.inf if math.isnan(x) else x
