@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sglang_aiter_moe.cli import check_tests
+from sglang_aiter_moe.cli import check_tests, env, layout
 from sglang_aiter_moe.errors import ContractError
 
 
@@ -42,4 +42,6 @@ def main() -> None:
     """
 
 
+app.command("env")(env.env)
+app.command("layout")(layout.layout)
 app.command("check-tests")(check_tests.check_tests)

@@ -1,0 +1,87 @@
+"""`layout`: where each byte of a weight or a scale goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from sglang_aiter_moe.cli.output import JsonOption, console, write_json
+
+WEIGHT_FORMS = ("separated", "gu_interleaved", "gu_interleaved_gfx1250")
+SCALE_FORMS = ("separated", "a16w4", "a16w4_gate_up", "n32k4", "n32k4_gate_up")
+
+
+def layout(
+    form: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORM",
+            help=f"Weights: {', '.join(WEIGHT_FORMS)}. Scales: {', '.join(SCALE_FORMS[1:])}; "
+            "`separated` with --scales.",
+        ),
+    ],
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Rows of one expert.")],
+    cols: Annotated[
+        int,
+        typer.Option(
+            "--cols",
+            metavar="K",
+            help="Elements a row: K/2 bytes of weights, K/32 bytes of scales.",
+        ),
+    ],
+    scales: Annotated[
+        bool, typer.Option("--scales", help="The E8M0 scales of such rows, not the weights.")
+    ] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw it.", dir_okay=False)
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", help="Lines to show; 0 for all.", min=0)] = 40,
+    json_target: JsonOption = None,
+) -> None:
+    """Show where each byte goes: packed position, and the row and byte it comes from.
+
+    Of two halves of rows, the first is called gate and the second up, as in w13.
+    """
+    # torch takes seconds to import, and --help should not wait for it.
+    from sglang_aiter_moe.cli import layout_picture
+    from sglang_aiter_moe.cli.layout_runs import resolve, runs
+
+    picture = resolve(form, rows=rows, cols=cols, scales=scales)
+    found = runs(picture)
+    out = console(json_target)
+    out.print(
+        f"{picture.title}: {rows} rows of {picture.row_bytes} raw bytes, "
+        f"{len(picture.source)} packed bytes"
+    )
+    shown = found[:lines] if lines else found
+    table = Table(box=None, pad_edge=False)
+    for title in ("packed bytes", "from row", "its bytes", ""):
+        table.add_column(title)
+    for run in shown:
+        table.add_row(
+            f"{run.start}-{run.stop - 1}" if run.stop - run.start > 1 else str(run.start),
+            "padding" if run.row is None else str(run.row),
+            "0x7f" if run.row is None else run.columns_text,
+            run.part,
+        )
+    out.print(table)
+    if len(found) > len(shown):
+        out.print(f"... {len(found) - len(shown)} more lines: --lines 0 shows all")
+    if svg is not None:
+        svg.write_text(layout_picture.draw(picture), encoding="utf-8")
+        out.print(f"picture: {svg}")
+    write_json(
+        {
+            "form": picture.form,
+            "scales": picture.scales,
+            "rows": rows,
+            "cols": cols,
+            "row_bytes": picture.row_bytes,
+            "packed_shape": list(picture.packed_shape),
+            "source": picture.source,
+        },
+        json_target,
+    )
