@@ -49,7 +49,9 @@ class WeightLayout(ABC):
             gate_up: the same rows as ``[2, N/2, K/32, w]``, gate first; None if N is odd.
         """
 
-    def check(self, shape: Sequence[int], *, what: str = "weight", a16w4_form: bool = False) -> None:
+    def check(
+        self, shape: Sequence[int], *, what: str = "weight", a16w4_form: bool = False
+    ) -> None:
         """Raises unless AITER can lay out a raw tensor of this shape.
 
         Args:

@@ -6,13 +6,13 @@ Source: docs/contract.md section 0 (the rule for SiTUv2) and section b.1 (AITER'
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 
 from sglang_aiter_moe import environ
 from sglang_aiter_moe.errors import ContractError
 
 
-class ActivationMode(str, Enum):
+class ActivationMode(StrEnum):
     """What stage 1 and stage 2 multiply the MXFP4 weights with.
 
     ``A16W4``: bf16 activations. ``A8W4``: MXFP8 (e4m3, one E8M0 scale per 1x32).
@@ -23,11 +23,8 @@ class ActivationMode(str, Enum):
     A8W4 = "A8W4"
     A4W4 = "A4W4"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class GateMode(str, Enum):
+class GateMode(StrEnum):
     """AITER's ``gate_mode`` strings (``aiter.ops.flydsl.moe_common.GateMode``).
 
     In the MXFP4 path only the first two occur: ``separated`` says that w13 holds all gate rows before
@@ -38,9 +35,6 @@ class GateMode(str, Enum):
     INTERLEAVE = "interleave"
     MOCK_GATE_ONLY = "mock_gate_only"
     GATE_ONLY = "gate_only"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 SITUV2_A8W4 = "AITER_SITUV2_A8W4"

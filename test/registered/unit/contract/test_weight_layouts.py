@@ -1,0 +1,222 @@
+"""Weight layouts against the golden vectors, and their inverses over random legal shapes."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_aiter_moe.contract import layouts
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=15, suite="base-a-test-cpu")
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+LAYOUT_OF_FORM = {
+    "sep": "separated",
+    "a16w4_gu0": "separated",
+    "a16w4_gu1": "gu_interleaved",
+    "gfx1250_f4_2d": "separated",
+    "gfx1250_wmma_2d": "separated",
+}
+ALL = list(layouts.WEIGHT_LAYOUTS)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(GOLDEN / "weight_layouts.npz") as data:
+        return {name: data[name] for name in data.files}
+
+
+def cases():
+    with np.load(GOLDEN / "weight_layouts.npz") as data:
+        return json.loads(str(data["_cases"]))
+
+
+def raw_of(case):
+    shape = (case["E"], case["N"], case["Kbytes"])
+    generator = np.random.Generator(np.random.PCG64(case["seed"]))
+    return torch.from_numpy(generator.integers(0, 256, shape, dtype=np.uint8))
+
+
+def sha256(array):
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda c: f"{c['name']}-{c['form']}")
+def test_golden(case, golden):
+    raw = raw_of(case)
+    if case["form"] == "gate_up_rows_interleaved":
+        packed = layouts.interleave_gate_up_rows(raw)
+        rows = layouts.interleaved_row(torch.arange(case["N"]), case["N"])
+        source = torch.arange(raw.numel()).view(raw.shape)
+        index = torch.empty_like(source)
+        index[:, rows] = source
+        index = index.reshape(-1)
+    else:
+        layout = layouts.weight_layout(LAYOUT_OF_FORM[case["form"]])
+        packed = layout.pack(raw)
+        index = layout.index_map(raw.shape)
+        assert torch.equal(layout.unpack(packed), raw)
+    assert sha256(packed.numpy()) == case["sha256_out"]
+    assert sha256(index.numpy().astype(np.int32)) == case["sha256_map_i32"]
+    key = f"{case['name']}__{case['form']}__"
+    np.testing.assert_array_equal(index.numpy()[golden[key + "pos"]], golden[key + "src"])
+    if key + "map" in golden:
+        np.testing.assert_array_equal(index.numpy(), golden[key + "map"])
+
+
+def test_gfx1250_is_row_interleaving_then_tiles():
+    """docs/contract.md section a.1: interleave_gate_up_rows first, then the separated tiles."""
+    for case in cases():
+        if case["form"] != "gate_up_rows_interleaved":
+            continue
+        raw = raw_of(case)
+        rows = layouts.interleave_gate_up_rows(raw)
+        assert sha256(rows.numpy()) == case["sha256_out"]
+        assert torch.equal(layouts.GU_INTERLEAVED_GFX1250.pack(raw), layouts.SEPARATED.pack(rows))
+
+
+def test_layouts_differ():
+    raw = torch.randint(0, 256, (2, 64, 64), dtype=torch.uint8)
+    packed = [layouts.weight_layout(name).pack(raw) for name in ALL]
+    for i, one in enumerate(packed):
+        for other in packed[i + 1 :]:
+            assert not torch.equal(one, other)
+
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(ALL), shapes, st.booleans(), st.booleans(), st.integers(0, 15), st.integers(0)
+)
+def test_inverse(name, shape, interleaved, in_place, offset, seed):
+    """unpack(pack(x)) == x, in place or not, at any alignment, for either row order of the checkpoint."""
+    layout = layouts.weight_layout(name)
+    experts, tiles, columns = shape
+    rows = tiles * 32
+    k_bytes = columns * layout.k_bytes_multiple
+    size = experts * rows * k_bytes
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    memory = torch.randint(0, 256, (size + 16,), dtype=torch.uint8, generator=generator)
+    raw = memory[offset : offset + size].view(experts, rows, k_bytes)
+    original = raw.clone()
+    out = raw if in_place else None
+    packed = layout.pack(raw, out=out, gate_up_interleaved=interleaved)
+    index = layout.index_map(raw.shape, gate_up_interleaved=interleaved)
+    assert torch.equal(packed.reshape(-1), original.reshape(-1)[index])
+    again = layout.unpack(packed, out=packed if in_place else None, gate_up_interleaved=interleaved)
+    assert torch.equal(again, original)
+    if in_place:
+        assert packed is raw and again is raw
+
+
+def test_interleaved_checkpoint_packs_like_its_deinterleaved_self():
+    raw = torch.randint(0, 256, (2, 96, 128), dtype=torch.uint8)
+    mixed = layouts.interleave_gate_up_rows(raw)
+    assert torch.equal(mixed[:, 0], raw[:, 0]) and torch.equal(mixed[:, 1], raw[:, 48])
+    assert torch.equal(layouts.deinterleave_gate_up_rows(mixed), raw)
+    for name in ALL:
+        layout = layouts.weight_layout(name)
+        assert torch.equal(layout.pack(mixed, gate_up_interleaved=True), layout.pack(raw))
+
+
+def test_dtype_is_kept():
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no float4_e2m1fn_x2")
+    raw = torch.randint(0, 256, (1, 32, 64), dtype=torch.uint8)
+    packed = layouts.SEPARATED.pack(raw.view(torch.float4_e2m1fn_x2))
+    assert packed.dtype == torch.float4_e2m1fn_x2
+    assert torch.equal(packed.view(torch.uint8), layouts.SEPARATED.pack(raw))
+
+
+# Each error that AITER raises for a weight (golden/manifest.json), with our layout and a fragment.
+OPAQUE = {
+    "shuffle_weight rows%16": ("separated", (1, 24, 64), {}, "24 rows"),
+    "shuffle_weight Kbytes%32": ("separated", (1, 16, 48), {}, "48 bytes"),
+    "shuffle_weight_a16w4 gu0 rows%16": (
+        "separated",
+        (1, 24, 64),
+        {"a16w4_form": True},
+        "24 rows",
+    ),
+    "shuffle_weight_a16w4 gu0 Kbytes%64 (=32)": (
+        "separated",
+        (1, 32, 32),
+        {"a16w4_form": True},
+        "32 bytes",
+    ),
+    "shuffle_weight_a16w4 gu1 rows=48 (inter 24)": (
+        "gu_interleaved",
+        (1, 48, 64),
+        {},
+        "48 rows",
+    ),
+    "shuffle_weight_a16w4 2D input": ("gu_interleaved", (32, 64), {}, "2 dimensions"),
+}
+
+
+def test_opaque_errors_are_the_manifests():
+    with open(GOLDEN / "manifest.json") as file:
+        listed = {e["call"] for e in json.load(file)["errors"] if e["raises"]}
+    # pad_k_to is an argument that our layouts do not have: K is padded when the layer is created.
+    ours = set(OPAQUE) | {"shuffle_weight pad_k_to + guinterleave"}
+    assert {call for call in listed if call.startswith("shuffle_weight")} == ours
+
+
+@pytest.mark.parametrize("call", OPAQUE)
+def test_opaque_errors_are_clear(call):
+    name, shape, options, fragment = OPAQUE[call]
+    layout = layouts.weight_layout(name)
+    with pytest.raises(ContractError, match="w13") as caught:
+        layout.check(shape, what="w13", **options)
+    assert fragment in str(caught.value)
+    if not options:
+        with pytest.raises(ContractError):
+            layout.pack(torch.zeros(shape, dtype=torch.uint8))
+
+
+def test_gptoss_unpadded():
+    """docs/contract.md section a.2: K = 2880 fits the separated form and not the interleaved one."""
+    layouts.SEPARATED.check((32, 5760, 1440))
+    with pytest.raises(ContractError, match="1440 bytes"):
+        layouts.GU_INTERLEAVED.check((32, 5760, 1440))
+    layouts.GU_INTERLEAVED.check((32, 6144, 1536))
+
+
+@pytest.mark.parametrize(
+    "bad, fragment",
+    [
+        (torch.zeros(1, 16, 32), "float32"),
+        (np.zeros((1, 16, 32), np.uint8), "ndarray"),
+        (torch.zeros(0, 16, 32, dtype=torch.uint8), "empty"),
+    ],
+)
+def test_bad_input(bad, fragment):
+    with pytest.raises(ContractError, match=fragment):
+        layouts.SEPARATED.pack(bad, what="w2")
+
+
+def test_bad_out():
+    raw = torch.zeros(1, 16, 64, dtype=torch.uint8)
+    with pytest.raises(ContractError, match="shape"):
+        layouts.SEPARATED.pack(raw, out=torch.zeros(1, 16, 32, dtype=torch.uint8))
+    with pytest.raises(ContractError, match="contiguous"):
+        layouts.SEPARATED.pack(raw, out=torch.zeros(1, 64, 16, dtype=torch.uint8).mT)
+
+
+def test_unknown_name():
+    with pytest.raises(ContractError, match="'interleaved'"):
+        layouts.weight_layout("interleaved")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
