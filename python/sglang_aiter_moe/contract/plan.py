@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sglang_aiter_moe import environ
 from sglang_aiter_moe.contract import modes
 from sglang_aiter_moe.contract.modes import ActivationMode, GateMode
 from sglang_aiter_moe.contract.padding import choose_padding
@@ -82,8 +83,10 @@ class MoePlan:
     kwargs: tuple[tuple[str, Any], ...]
     watched: tuple[tuple[str, str | None], ...] = ()
     call_kwargs: Mapping[str, Any] = field(init=False, compare=False, repr=False)
+    _watched_raw: tuple = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_watched_raw", environ.encoded(self.watched))
         object.__setattr__(self, "call_kwargs", MappingProxyType(dict(self.kwargs)))
 
     def range_for(self, tokens: int) -> TokenRange:
@@ -124,6 +127,8 @@ class MoePlan:
             ContractError: naming the variable, its value at load and its value now.
         """
         if torch.compiler.is_compiling():
+            return
+        if environ.holds(self._watched_raw):
             return
         get = os.environ.get
         for name, value in self.watched:
