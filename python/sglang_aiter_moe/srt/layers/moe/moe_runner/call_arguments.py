@@ -1,0 +1,255 @@
+"""The keywords of one ``fused_moe`` call, each with exactly one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter_api import ACTIVATION_TYPES, AiterApi
+
+GATE_MODES = ("separated", "interleave")
+
+# Keywords that compute() itself passes.
+OPERANDS = ("hidden_states", "w1", "w2", "topk_weight", "topk_ids", "quant_type")
+
+# AITER's SwiGLU-OAI has both constants built in (docs/contract.md section c, swiglu_limit).
+SWIGLU_OAI_ALPHA = 1.702
+SWIGLU_OAI_BETA = 1.0
+
+
+def resolve_gate_mode(
+    *, plan: str | None, kwargs: str | None, limit: str | None, field: str
+) -> str:
+    """What ``gate_mode`` the call carries.
+
+    The first that is there decides: the layer's plan, ``fused_moe_kwargs['gate_mode']``, what a
+    ``swiglu_limit`` stands for, ``AiterMoeQuantInfo.gate_mode``. The plan, the keyword and a field
+    that says something else than its default are statements about the bytes, and must agree; the
+    limit is only a hint, from SGLang releases that had no field.
+
+    Args:
+        plan, kwargs: the gate mode by these writers, None where they say nothing.
+        limit: what the limit stands for, None without a limit.
+        field: ``AiterMoeQuantInfo.gate_mode``.
+
+    Raises:
+        ContractError: two statements differ, or one is not a gate mode.
+    """
+    stated = plan
+    if kwargs is not None:
+        if stated is not None and stated != kwargs:
+            raise _two_writers("plan.gate_mode", stated, "fused_moe_kwargs['gate_mode']", kwargs)
+        stated = kwargs
+    if field != "separated":
+        if stated is not None and stated != field:
+            writer = "plan.gate_mode" if plan else "fused_moe_kwargs['gate_mode']"
+            raise _two_writers(writer, stated, "AiterMoeQuantInfo.gate_mode", field)
+        stated = field
+    if stated is None:
+        stated = field if limit is None else limit
+    if stated not in GATE_MODES:
+        raise ContractError(
+            f"gate_mode={stated!r}",
+            allowed="'separated' (all gate rows, then all up rows) or 'interleave'",
+            fix="pass the one that w13 was packed for",
+        )
+    return stated
+
+
+def activation_name(config: Any, quant_info: Any) -> str:
+    """SGLang's name of the activation to ask AITER for.
+
+    The plan knows it; without one, ``silu`` with SwiGLU-OAI's alpha is SwiGLU-OAI (sglang 0.5.21).
+
+    Raises:
+        ContractError: an activation that AITER does not have.
+    """
+    plan = quant_info.plan
+    if plan is not None:
+        return plan.spec.activation.value
+    name = config.activation
+    if name not in ACTIVATION_TYPES:
+        raise ContractError(
+            f"activation={name!r}",
+            allowed=", ".join(ACTIVATION_TYPES),
+            fix="use another runner backend for this model",
+        )
+    if name == "silu" and config.gemm1_alpha == SWIGLU_OAI_ALPHA and config.gemm1_clamp_limit:
+        return "swiglu"
+    return name
+
+
+def call_arguments(
+    config: Any, runner_input: Any, quant_info: Any, api: AiterApi, limit_gate_mode: str
+) -> dict[str, Any]:
+    """Every keyword of the call but the tensors of tokens, routing and weights.
+
+    Args:
+        config: the runner's configuration.
+        runner_input: an ``AiterRunnerInput``.
+        quant_info: an ``AiterMoeQuantInfo``.
+        api: the AITER that is called.
+        limit_gate_mode: what a ``swiglu_limit`` without other writers stands for.
+
+    Raises:
+        ContractError: two writers of one keyword differ, or AITER lacks a keyword that matters.
+    """
+    a1_scale = runner_input.a1_scale
+    arguments = {
+        "w1_scale": quant_info.w13_scale,
+        "w2_scale": quant_info.w2_scale,
+        "a1_scale": quant_info.a13_scale if a1_scale is None else a1_scale,
+        "a2_scale": quant_info.a2_scale,
+        "bias1": quant_info.b13,
+        "bias2": quant_info.b2,
+        "expert_mask": quant_info.expert_mask,
+        "doweight_stage1": quant_info.doweight_stage1,
+        "hidden_pad": quant_info.hidden_pad,
+        "intermediate_pad": quant_info.intermediate_pad,
+    }
+    if runner_input.num_local_tokens is not None:
+        arguments["num_local_tokens"] = runner_input.num_local_tokens
+    if runner_input.output_dtype is not None:
+        arguments["dtype"] = runner_input.output_dtype
+
+    plan = quant_info.plan
+    limit = None
+    if plan is not None:
+        _write_pads(arguments, plan)
+        _write(arguments, plan.call_kwargs, "the layer's plan")
+    elif config.activation == "situ":
+        _write_situ_betas(arguments, config)
+    elif quant_info.swiglu_limit > 0:
+        arguments["swiglu_limit"] = quant_info.swiglu_limit
+        limit = limit_gate_mode
+
+    activation = activation_name(config, quant_info)
+    arguments["activation"] = api.activations[activation]
+    fused_moe_kwargs = quant_info.fused_moe_kwargs
+    kwargs_mode = None
+    if fused_moe_kwargs:
+        kwargs_mode = _plain(fused_moe_kwargs.get("gate_mode"))
+        _write_fused_moe_kwargs(arguments, fused_moe_kwargs, plan)
+
+    plan_mode = None if plan is None else _plain(plan.gate_mode)
+    field = _plain(quant_info.gate_mode)
+    gate_mode = resolve_gate_mode(plan=plan_mode, kwargs=kwargs_mode, limit=limit, field=field)
+    if plan_mode or kwargs_mode or limit or field != "separated" or _is_mx(runner_input):
+        _write_gate_mode(arguments, gate_mode, api)
+    if quant_info.fp8_activations and gate_mode == "interleave":
+        _write_fp8_activations(arguments, runner_input, api)
+    return arguments
+
+
+def _plain(mode: Any) -> Any:
+    """The string of a gate mode that may be an enum member."""
+    return getattr(mode, "value", mode)
+
+
+def _write_pads(arguments: dict[str, Any], plan: Any) -> None:
+    """The plan states fewer pads than there are where a kernel could not take them all."""
+    for name, pad in (
+        ("hidden_pad", plan.hidden_pad),
+        ("intermediate_pad", plan.intermediate_pad),
+    ):
+        if arguments[name] not in (0, pad):
+            raise _two_writers(
+                "the layer's plan",
+                f"{name}={pad}",
+                "AiterMoeQuantInfo",
+                f"{name}={arguments[name]}",
+            )
+        arguments[name] = pad
+
+
+def _is_mx(runner_input: Any) -> bool:
+    """MX layers always carry a gate mode; other quantisations only if somebody states one.
+
+    So BF16 and FP8 layers are called exactly as SGLang calls them.
+    """
+    return runner_input.quant_type.value == "per_1x32"
+
+
+def _write_gate_mode(arguments: dict[str, Any], gate_mode: str, api: AiterApi) -> None:
+    if api.takes_gate_mode:
+        arguments["gate_mode"] = gate_mode
+    elif gate_mode != "separated":
+        raise ContractError(
+            f"gate_mode={gate_mode!r}, which the installed aiter.fused_moe does not know",
+            allowed="'separated', the only form of an AITER without gate_mode",
+            fix="install AITER v0.1.14 or newer",
+        )
+
+
+def _write_situ_betas(arguments: dict[str, Any], config: Any) -> None:
+    """SiTUv2's constants without a plan: AITER's defaults differ by kernel (contract.md section c)."""
+    for keyword, field in (("beta", "gemm1_alpha"), ("linear_beta", "gemm1_clamp_limit")):
+        value = getattr(config, field)
+        if value is None or not value > 0:
+            raise ContractError(
+                f"MoeRunnerConfig.{field}={value!r} for activation 'situ'",
+                allowed=f"a positive number: it is SiTUv2's {keyword}",
+                fix=f"pass the model's {keyword} (Kimi K3: beta 4, linear_beta 25)",
+            )
+        arguments[keyword] = float(value)
+
+
+def _write_fp8_activations(arguments: dict[str, Any], runner_input: Any, api: AiterApi) -> None:
+    if runner_input.hidden_states.dtype != torch.bfloat16:
+        return
+    if not api.takes_quant_dtype_a:
+        raise ContractError(
+            "AiterMoeQuantInfo.fp8_activations=True, and aiter.fused_moe has no quant_dtype_a",
+            allowed="an AITER whose fused_moe names quant_dtype_a",
+            fix="install such a build, or set fp8_activations to False",
+        )
+    arguments.setdefault("quant_dtype_a", api.package.dtypes.fp8)
+
+
+def _write_fused_moe_kwargs(
+    arguments: dict[str, Any], fused_moe_kwargs: Mapping[str, Any], plan: Any
+) -> None:
+    """Merges the caller's own keywords; ``gate_mode`` is resolved elsewhere."""
+    extra = dict(fused_moe_kwargs)
+    extra.pop("gate_mode", None)
+    activation = extra.pop("activation", None)
+    if activation is not None:
+        if plan is not None and activation != arguments["activation"]:
+            raise _two_writers(
+                "the layer's plan",
+                arguments["activation"],
+                "fused_moe_kwargs['activation']",
+                activation,
+            )
+        arguments["activation"] = activation
+    _write(arguments, extra, "fused_moe_kwargs")
+
+
+def _write(arguments: dict[str, Any], more: Mapping[str, Any], writer: str) -> None:
+    """Adds keywords; one that is there already has to be unset or say the same."""
+    for name, value in more.items():
+        if name in OPERANDS:
+            raise _two_writers("the runner", "<a tensor of this call>", f"{writer}: {name}", value)
+        there = arguments.get(name)
+        if there is None or there is value:
+            arguments[name] = value
+        elif isinstance(there, torch.Tensor) or isinstance(value, torch.Tensor):
+            raise _two_writers("AiterMoeQuantInfo", f"{name}=<tensor>", writer, f"{name}=<another>")
+        elif there != value:
+            if not there:  # 0 or False: the field's default
+                arguments[name] = value
+            else:
+                raise _two_writers(
+                    "AiterMoeQuantInfo", f"{name}={there}", writer, f"{name}={value}"
+                )
+
+
+def _two_writers(first: str, value: Any, second: str, other: Any) -> ContractError:
+    return ContractError(
+        f"{first} says {value!r}, {second} says {other!r}",
+        allowed="one writer, or two that agree",
+        fix=f"drop it from {second}, or prepare the layer again with a plan that says {other!r}",
+    )
