@@ -1,35 +1,37 @@
 """E8M0 block scales: decoding, and the rules that choose a scale from a block's largest magnitude.
 
-E8M0 is an exponent alone: byte ``b`` means ``2**(b - 127)``, 255 means NaN, and there is neither a
-sign nor a zero (OCP Microscaling Formats v1.0, section 5.4.1). One scale covers 32 elements (section 5.2).
+E8M0 is an exponent alone: byte ``b`` means ``2**(b - 127)``, 255 means NaN, and there is neither a sign nor
+a zero (OCP Microscaling Formats v1.0, the scale data type of all concrete formats). One scale covers 32 elements.
 
-AITER has four rules for the choice ("rounding modes"), here :class:`ScaleRounding`; its default is
-``UP`` (docs/contract.md section d). A kernel that quantises in its epilogue uses a fifth,
-:func:`epilogue_scale`.
+AITER has four rules for the choice, which it calls rounding modes: :class:`ScaleRounding`. Its default is ``UP``
+(docs/contract.md section d). A kernel that quantises in its epilogue uses a fifth, :func:`epilogue_scale`.
+
+Float32 subnormals count in full, so ``torch.set_flush_denormal`` has to stay off.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 
 from sglang_aiter_moe.errors import ContractError
 
 BLOCK = 32
-"""Elements that share a scale (OCP MX v1.0 section 5.2, ``k``)."""
+"""Elements that share a scale (OCP MX v1.0, table of concrete formats)."""
 E8M0_BIAS = 127
 E8M0_NAN = 0xFF
 E8M0_ONE = E8M0_BIAS
-"""The byte that means 1.0; AITER's defined scale padding (docs/contract.md section a.3)."""
+"""The byte that means 1.0: what AITER pads scales with where it defines the padding (docs/contract.md section a.3)."""
 
 _F32_MANTISSA_BITS = 23
 _F32_MANTISSA_MASK = (1 << _F32_MANTISSA_BITS) - 1
 _F32_EXPONENT_ALL_ONES = 0xFF
 _F32_TWO_POW_MINUS_127 = 0x00400000  # a float32 subnormal
 _F32_NAN = 0x7F800001  # the pattern that AITER decodes byte 255 to (test/golden/tables.npz)
-_EPILOGUE_HALF_ULP = 0x400000  # bumps the exponent once the mantissa reaches 1.5
+_EPILOGUE_HALF = 0x400000  # carries into the exponent once the mantissa reaches 1.5
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ElementFormat:
 
     Attributes:
         name: for messages.
-        emax: exponent of the largest normal number (OCP MX v1.0 table 1).
+        emax: exponent of the largest normal number; the fused epilogue's "headroom".
         mantissa_bits: stored mantissa bits.
         max_normal: largest magnitude.
     """
@@ -52,19 +54,19 @@ class ElementFormat:
 E2M1 = ElementFormat("E2M1", emax=2, mantissa_bits=1, max_normal=6.0)
 E4M3FN = ElementFormat("E4M3FN", emax=8, mantissa_bits=3, max_normal=448.0)
 E4M3FNUZ = ElementFormat("E4M3FNUZ", emax=7, mantissa_bits=3, max_normal=240.0)
-"""gfx942's FP8 (bias 8, no Inf, no -0); not an OCP format, part of AITER's scale rules."""
+"""gfx942's FP8 (bias 8, no Inf, no -0). Not an OCP format, but AITER's scale rules know it."""
 
 
 class ScaleRounding(IntEnum):
-    """How a scale is chosen from ``amax``, the block's largest magnitude (AITER's numbering).
+    """How a scale is chosen from ``amax``, the block's largest magnitude. AITER's numbers.
 
-    With ``max`` the format's largest magnitude and ``emax`` its exponent:
+    With ``max`` the element format's largest magnitude and ``emax`` its exponent:
 
-    - ``DOWN``: ``2**(floor(log2(amax)) - emax)``. OCP MX v1.0 section 6.3. The largest elements may
-      saturate.
-    - ``UP``: the smallest power of two that is at least ``amax / max``. Nothing saturates. AITER's default
-      since v0.1.16 (AITER #3212).
-    - ``EVEN``: ``DOWN`` of ``amax`` rounded to the format's mantissa (a half rounds up). AITER's Triton
+    - ``DOWN``: ``2**(floor(log2(amax)) - emax)``, the conversion of OCP MX v1.0 section 6.3. Elements above
+      ``max`` times the scale saturate.
+    - ``UP``: the smallest power of two that is at least ``amax / max``. Nothing saturates. AITER's default since
+      v0.1.16 (AITER #3212).
+    - ``EVEN``: ``DOWN`` of ``amax`` rounded to the element format's mantissa, a half upwards. AITER's Triton
       ``dynamic_mxfp4_quant``, which SGLang uses for linear layers.
     - ``CEIL``: the smallest power of two that is at least ``amax / 2**emax``.
     """
@@ -75,95 +77,106 @@ class ScaleRounding(IntEnum):
     CEIL = 3
 
 
-def as_bytes(t: torch.Tensor, name: str, *also: torch.dtype) -> torch.Tensor:
-    """The bytes of ``t`` as uint8; accepts uint8 and the one-byte dtypes in ``also``."""
-    if t.dtype == torch.uint8:
-        return t
-    if t.dtype in also:
-        return t.view(torch.uint8)
+def as_bytes(tensor: torch.Tensor, name: str, *also: torch.dtype) -> torch.Tensor:
+    """``tensor`` as uint8, if it is that already or one of the one-byte dtypes ``also``; else a ContractError."""
+    if tensor.dtype == torch.uint8:
+        return tensor
+    if tensor.dtype in also:
+        return tensor.view(torch.uint8)
     raise ContractError(
-        f"{name} has dtype {t.dtype}",
+        f"{name} has dtype {tensor.dtype}",
         allowed=" or ".join(str(d) for d in (torch.uint8, *also)),
-        fix=f"pass the stored bytes of {name}, for example {name}.view(torch.uint8)",
+        fix=f"pass the stored bytes, for example {name}.view(torch.uint8)",
     )
+
+
+def check_float(tensor: torch.Tensor, name: str) -> None:
+    """Raises a ContractError unless ``tensor`` is bfloat16, float16, float32 or float64."""
+    if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
+        raise ContractError(
+            f"{name} has dtype {tensor.dtype}",
+            allowed="bfloat16, float16, float32 or float64",
+            fix=f"convert {name} to one of these first",
+        )
 
 
 def float_blocks(x: torch.Tensor, name: str) -> torch.Tensor:
     """``x [..., K]`` as float32 blocks ``[..., K/32, 32]``.
 
-    Wider input is rounded to float32 first, as the kernels' accumulators are.
+    float64 is rounded to float32 first, which is what a kernel's accumulator holds.
 
     Raises:
         ContractError: ``x`` is not floating point, has no dimension, or K is not a multiple of 32.
     """
-    if not x.dtype.is_floating_point or x.element_size() < 2:
-        raise ContractError(
-            f"{name} has dtype {x.dtype}",
-            allowed="bfloat16, float16, float32 or float64",
-            fix=f"convert {name} to one of these before quantising",
-        )
+    check_float(x, name)
     if x.dim() == 0 or x.shape[-1] % BLOCK:
         raise ContractError(
             f"{name} has shape {list(x.shape)}",
-            allowed=f"a last dimension that is a multiple of {BLOCK} (one E8M0 scale per {BLOCK} elements)",
-            fix=f"pad {name} with zeros to a multiple of {BLOCK} along its last dimension",
+            allowed=f"a last dimension that is a multiple of {BLOCK}, one E8M0 scale for each {BLOCK} elements",
+            fix=f"pad the last dimension of {name} with zeros to a multiple of {BLOCK}",
         )
-    return x.to(torch.float32).unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
+    return x.detach().to(torch.float32).unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
 
 
-def _e8m0_table(dtype: torch.dtype) -> torch.Tensor:
-    if dtype not in (torch.float32, torch.float64, torch.bfloat16):
-        raise ContractError(
-            f"dtype of decoded E8M0 scales is {dtype}",
-            allowed="float32, float64 or bfloat16 (float16 cannot hold 2**-127 .. 2**127)",
-            fix="decode to float32 and convert afterwards",
-        )
+@lru_cache(maxsize=64)
+def _e8m0_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     bits = torch.arange(256, dtype=torch.int32) << _F32_MANTISSA_BITS
     bits[0] = _F32_TWO_POW_MINUS_127
     bits[E8M0_NAN] = _F32_NAN
-    return bits.view(torch.float32).to(dtype)
+    return bits.view(torch.float32).to(device=device, dtype=dtype)
 
 
 def decode_e8m0(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """E8M0 bytes to ``2**(b - 127)``; 0 gives 2**-127 exactly, 255 gives NaN. Same shape.
+    """E8M0 bytes to ``2**(b - 127)``: 0 gives 2**-127 exactly, 255 gives NaN. Same shape.
 
     Args:
         scales: uint8 or float8_e8m0fnu, any shape.
-        dtype: float32, float64 or bfloat16; all of them hold every value exactly.
+        dtype: float32, float64 or bfloat16, each of which holds every value exactly.
     """
     scales = as_bytes(scales, "scales", torch.float8_e8m0fnu)
-    table = _e8m0_table(dtype).to(scales.device)
-    return table.index_select(0, scales.reshape(-1).to(torch.int32)).reshape(scales.shape)
+    if dtype not in (torch.float32, torch.float64, torch.bfloat16):
+        raise ContractError(
+            f"dtype for decoded E8M0 scales is {dtype}",
+            allowed="float32, float64 or bfloat16, which hold 2**-127 to 2**127",
+            fix="decode to float32 and convert the product",
+        )
+    table = _e8m0_table(dtype, scales.device)
+    return table.index_select(0, scales.reshape(-1).to(torch.int32)).view(scales.shape)
 
 
 def scale_from_amax(
     amax: torch.Tensor, element: ElementFormat, rounding: ScaleRounding = ScaleRounding.UP
 ) -> torch.Tensor:
-    """The E8M0 byte for blocks whose largest magnitude is ``amax``. uint8, same shape.
+    """The E8M0 bytes for blocks of largest magnitude ``amax``. uint8, same shape.
 
-    Inf or NaN gives 255, and so does a finite ``amax`` that ``EVEN`` rounds past the largest float32.
-    Zero gives 0. Scales below 2**-127 become 2**-127.
+    Zero gives 0; Inf and NaN give 255, and so does a finite ``amax`` that ``EVEN`` rounds up to 2**128. A scale that
+    would be too small becomes 2**-127 under ``DOWN`` and ``EVEN``; under ``UP`` and ``CEIL``, whose quotient is then a
+    float32 subnormal, it becomes 2**-126.
+
+    AITER's HIP and FlyDSL kernels multiply by the reciprocal of ``max`` where its reference divides. The quotient
+    can differ in its last bit, the byte never does (``test_reciprocal_gives_the_same_scale``).
 
     Args:
-        amax: float32, any shape; the sign is ignored.
+        amax: floating point, any shape, taken as float32; the sign is ignored.
+        element: the element format.
+        rounding: the rule.
     """
     try:
         rounding = ScaleRounding(rounding)
     except ValueError:
         raise ContractError(
             f"rounding is {rounding!r}",
-            allowed=", ".join(f"{m.value} ({m.name})" for m in ScaleRounding),
+            allowed=", ".join(f"{mode.value} ({mode.name})" for mode in ScaleRounding),
             fix="pass a ScaleRounding",
         ) from None
-    amax = amax.to(torch.float32).abs()
+    check_float(amax, "amax")
+    amax = amax.detach().to(torch.float32).abs()
     if rounding in (ScaleRounding.UP, ScaleRounding.CEIL):
-        # The quotient is rounded to float32, as AITER's is. Its exponent goes up by one unless the
-        # quotient is a power of two.
+        # The exponent of the quotient, rounded to float32 as AITER's is, and one more unless it is a power of two.
         divisor = element.max_normal if rounding is ScaleRounding.UP else 2.0**element.emax
-        bits = (amax / divisor).contiguous().view(torch.int32)
-        exponent = (bits + _F32_MANTISSA_MASK) >> _F32_MANTISSA_BITS
+        exponent = ((amax / divisor).view(torch.int32) + _F32_MANTISSA_MASK) >> _F32_MANTISSA_BITS
     else:
-        bits = amax.contiguous().view(torch.int32)
+        bits = amax.view(torch.int32)
         if rounding is ScaleRounding.EVEN:
             bits = bits + (1 << (_F32_MANTISSA_BITS - element.mantissa_bits - 1))
         exponent = bits >> _F32_MANTISSA_BITS
@@ -173,13 +186,16 @@ def scale_from_amax(
 
 
 def epilogue_scale(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
-    """The scale that AITER's fused stage-1 epilogue writes for ``amax``. uint8, same shape.
+    """The E8M0 bytes that AITER's fused stage-1 epilogue writes for ``amax``. uint8, same shape.
 
-    ``((bits(amax) + 0x400000) >> 23) - emax``, at least 0 (docs/contract.md section d). For E2M1 it equals
-    ``UP`` except at ``amax = 1.5 * 2**k`` exactly (one exponent larger) and at Inf, which does not
-    become 255. For E4M3 it is larger than ``UP`` wherever the mantissa of ``amax`` is in [1.5, 1.75].
-    A NaN ``amax`` gives 255 here: what the kernel writes then is not established.
+    ``((bits(amax) + 0x400000) >> 23) - emax``, at least 0 (docs/contract.md section d). For E2M1 that is ``UP`` but
+    for ``amax = 1.5 * 2**k``, where it is one exponent larger, for values so small that ``UP`` gives 2**-126, and for
+    Inf, which does not become 255. For E4M3 it is one exponent larger than ``UP`` wherever the mantissa of
+    ``amax`` lies in [1.5, 1.75].
+
+    What the kernels write for NaN is not established; here it is 255, so that it stays a NaN.
     """
-    amax = amax.to(torch.float32).abs().contiguous()
-    exponent = ((amax.view(torch.int32) + _EPILOGUE_HALF_ULP) >> _F32_MANTISSA_BITS) - element.emax
+    check_float(amax, "amax")
+    amax = amax.detach().to(torch.float32).abs()
+    exponent = ((amax.view(torch.int32) + _EPILOGUE_HALF) >> _F32_MANTISSA_BITS) - element.emax
     return exponent.clamp_(min=0).masked_fill_(amax.isnan(), E8M0_NAN).to(torch.uint8)

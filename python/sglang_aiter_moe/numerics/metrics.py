@@ -1,4 +1,4 @@
-"""How far two tensors are apart, in float64. NaN anywhere gives NaN, which passes no threshold."""
+"""How far two tensors are apart, in float64. A NaN in either gives NaN, which no threshold lets pass."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ import torch
 from sglang_aiter_moe.errors import ContractError
 
 
-def _pair(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _sums(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float, float, float]:
+    """sum(a*a), sum(b*b), sum(a*b) and sum((a-b)**2)."""
     if a.shape != b.shape:
         raise ContractError(
             f"a has shape {list(a.shape)} and b {list(b.shape)}",
             allowed="equal shapes",
-            fix="compare outputs of the same tokens and width",
+            fix="compare outputs for the same tokens and width",
         )
-    return a.detach().double().flatten(), b.detach().double().flatten()
+    a, b = (t.detach().to(torch.float64).reshape(-1) for t in (a, b))
+    difference = a - b
+    return float(a @ a), float(b @ b), float(a @ b), float(difference @ difference)
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
-    """``sum(a*b) / sqrt(sum(a*a) * sum(b*b))``. Two zero (or empty) tensors give 1, one gives 0."""
-    a, b = _pair(a, b)
-    product = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
-    if product == 0:
-        return 1.0 if not a.any() and not b.any() else 0.0
-    return float(a @ b) / product
+    """``sum(a*b) / sqrt(sum(a*a) * sum(b*b))``. It does not see a common factor.
+
+    Two tensors that are zero (or empty) give 1, one gives 0.
+    """
+    aa, bb, ab, _ = _sums(a, b)
+    if aa == 0 and bb == 0:
+        return 1.0
+    if aa == 0 or bb == 0:
+        return math.nan if math.isnan(aa + bb) else 0.0
+    return ab / (math.sqrt(aa) * math.sqrt(bb))
 
 
 def logits_diff(a: torch.Tensor, b: torch.Tensor) -> float:
-    """``1 - 2*sum(a*b) / sum(a*a + b*b)``: the accuracy gate of AITER's tests (docs/contract.md section d).
+    """``1 - 2*sum(a*b) / sum(a*a + b*b)``, the accuracy gate of AITER's tests (docs/contract.md section d).
 
-    Unlike the cosine it sees a wrong scale. Two zero (or empty) tensors give 0.
+    0 for equal tensors, also for zero and empty ones; 1 for orthogonal, 2 for opposite ones. It sees a factor.
     """
-    a, b = _pair(a, b)
-    norm = float(a @ a) + float(b @ b)
-    if norm == 0:
-        return 0.0
-    return 1.0 - 2.0 * float(a @ b) / norm
+    aa, bb, _, dd = _sums(a, b)
+    # The same number as sum((a-b)**2) / sum(a*a + b*b), which does not cancel when it is small.
+    return 0.0 if aa + bb == 0 else dd / (aa + bb)
 
 
 def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """``sqrt(sum((a-b)**2) / sum(b**2))`` with ``b`` the reference. Inf for a zero reference, 0 if both are."""
-    a, b = _pair(a, b)
-    difference = a - b
-    error, reference = float(difference @ difference), float(b @ b)
-    if reference == 0:
-        return error if error == 0 or math.isnan(error) else math.inf
-    return math.sqrt(error / reference)
+    """``sqrt(sum((a-b)**2) / sum(b*b))`` with ``b`` the reference. For a zero reference 0 if ``a`` is zero, else Inf."""
+    aa, bb, _, dd = _sums(a, b)
+    if bb == 0 and not math.isnan(aa):
+        return 0.0 if aa == 0 else math.inf
+    return math.sqrt(dd / bb) if bb != 0 else math.nan

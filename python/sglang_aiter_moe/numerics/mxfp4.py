@@ -1,11 +1,13 @@
-"""MXFP4: E2M1 elements, two to a byte, one E8M0 scale per 32 (OCP Microscaling Formats v1.0).
+"""MXFP4: E2M1 elements, two to a byte, one E8M0 scale for each 32 (OCP Microscaling Formats v1.0).
 
-E2M1 has a sign, two exponent bits (bias 1) and one mantissa bit: magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6,
-and neither Inf nor NaN (section 5.3.3). Conversion rounds to nearest, a tie to the even mantissa, and
-saturates at 6; -0 is kept.
+E2M1 has a sign, two exponent bits (bias 1) and one mantissa bit. Its magnitudes are 0, 0.5, 1, 1.5, 2, 3, 4 and
+6; it has neither Inf nor NaN. Conversion rounds to nearest, a tie to the even mantissa, and saturates; -0 is kept
+(docs/contract.md section d).
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 
@@ -18,6 +20,7 @@ from sglang_aiter_moe.numerics.e8m0 import (
     E8M0_ONE,
     ScaleRounding,
     as_bytes,
+    check_float,
     decode_e8m0,
     epilogue_scale,
     float_blocks,
@@ -25,72 +28,85 @@ from sglang_aiter_moe.numerics.e8m0 import (
 )
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitude of codes 0..7; codes 8..15 are their negatives."""
-E2M1_SIGN = 0x8
-E2M1_MAX = 6.0
+"""Magnitudes of codes 0..7; codes 8..15 are their negatives."""
+E2M1_MAX = E2M1_VALUES[-1]
+E2M1_SIGN_SHIFT = 3
 E2M1_NAN_CODE = 3
-"""What AITER's reference conversion makes of a NaN, plus its sign (E2M1 has none of its own;
-test/golden/tables.npz). It never shows: the scale of such a block is NaN."""
+"""What AITER's reference conversion makes of the default NaN, apart from the sign (test/golden/tables.npz); its
+hardware saturates instead. It does not show in values: the scale of such a block is NaN."""
 
-# (midpoint between two neighbouring magnitudes, whether the midpoint itself goes to the upper one:
-# it does where the upper code has an even mantissa bit)
-_MIDPOINTS = (
-    (0.25, False),
-    (0.75, True),
-    (1.25, False),
-    (1.75, True),
-    (2.5, False),
-    (3.5, True),
-    (5.0, False),
-)
+# A dtype as wide as two elements: packed bytes are decoded by one gather of pairs.
+_PAIR_DTYPE = {
+    torch.bfloat16: torch.int32,
+    torch.float32: torch.int64,
+    torch.float64: torch.complex128,
+}
 
 
 def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Nearest E2M1 code of each element, ties to even, saturating. uint8 codes 0..15, same shape.
+    """The nearest E2M1 code of each element, ties to even, saturating. uint8 codes 0..15, same shape.
 
-    The comparison is made in the dtype of ``x``, so that no second rounding takes place. Inf saturates
-    to 6; NaN gives :data:`E2M1_NAN_CODE` with its sign.
+    Computed in the dtype of ``x``, exactly, so that nothing is rounded twice. Inf saturates to 6; NaN gives
+    :data:`E2M1_NAN_CODE` with its sign.
+
+    Raises:
+        ContractError: ``x`` is not floating point of at least 16 bits.
     """
-    if not x.dtype.is_floating_point or x.element_size() < 2:
-        raise ContractError(
-            f"x has dtype {x.dtype}",
-            allowed="bfloat16, float16, float32 or float64",
-            fix="convert x before encoding it as E2M1",
-        )
-    magnitude = x.abs()
-    code = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
-    for midpoint, tie_goes_up in _MIDPOINTS:
-        code += magnitude >= midpoint if tie_goes_up else magnitude > midpoint
-    code.masked_fill_(x.isnan(), E2M1_NAN_CODE)
-    return code.bitwise_or_(x.signbit().to(torch.uint8) << 3)
+    check_float(x, "x")
+    x = x.detach()
+    # Between 0 and 2 the codes are the multiples of 1/2, between 2 and 4 the integers plus 2, from 4 on the
+    # multiples of 2 plus 4. The spacing only grows, so the right piece is the smallest; in each the even
+    # multiples have even codes, so rounding half to even is the tie rule.
+    nan, top = E2M1_VALUES[E2M1_NAN_CODE], E2M1_MAX
+    magnitude = x.abs().nan_to_num_(nan=nan, posinf=top).clamp_(max=top)
+    code = (magnitude * 2).round_()
+    code = torch.minimum(code, magnitude.round() + 2)
+    code = torch.minimum(code, (magnitude / 2).round_() + 4)
+    return code.to(torch.uint8) | (x.signbit().to(torch.uint8) << E2M1_SIGN_SHIFT)
+
+
+@lru_cache(maxsize=64)
+def _value_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor((*E2M1_VALUES, *(-v for v in E2M1_VALUES)), dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=64)
+def _pair_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256]: for each byte its two values, low nibble first, seen as one element of twice the width."""
+    values = _value_table(dtype, device)
+    byte = torch.arange(256, device=device)
+    return (
+        torch.stack((values[byte & 0xF], values[byte >> 4]), dim=-1)
+        .view(_PAIR_DTYPE[dtype])
+        .view(-1)
+    )
 
 
 def _check_codes(codes: torch.Tensor) -> torch.Tensor:
     codes = as_bytes(codes, "codes")
     if codes.numel() and int(codes.max()) > 0xF:
         raise ContractError(
-            f"codes has a value of {int(codes.max())}",
+            f"codes holds the value {int(codes.max())}",
             allowed="E2M1 codes 0..15, one a byte",
-            fix="use unpack_e2m1 for packed bytes",
+            fix="use unpack_e2m1 on packed bytes",
         )
     return codes
 
 
 def decode_e2m1(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Codes 0..15 (uint8, one a byte) to their values, exactly, in any floating dtype. Same shape."""
+    """Codes 0..15 (uint8, one a byte) to their values, exact in every floating dtype. Same shape."""
     codes = _check_codes(codes)
-    values = E2M1_VALUES + tuple(-v for v in E2M1_VALUES)
-    table = torch.tensor(values, dtype=dtype, device=codes.device)
-    return table.index_select(0, codes.reshape(-1).to(torch.int32)).reshape(codes.shape)
+    table = _value_table(dtype, codes.device)
+    return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
 
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
-    """``[..., K]`` codes to ``[..., K/2]`` bytes: element 2j in the low nibble, 2j+1 in the high one."""
+    """Codes ``[..., K]`` to bytes ``[..., K/2]``: element 2j in the low nibble, 2j + 1 in the high one."""
     codes = _check_codes(codes)
     if codes.dim() == 0 or codes.shape[-1] % 2:
         raise ContractError(
             f"codes has shape {list(codes.shape)}",
-            allowed="an even last dimension (two codes a byte)",
+            allowed="an even last dimension, two codes a byte",
             fix="append a zero code",
         )
     return _pack(codes)
@@ -101,7 +117,7 @@ def _pack(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """``[..., K/2]`` bytes to ``[..., K]`` codes, low nibble first."""
+    """Bytes ``[..., K/2]`` (uint8 or float4_e2m1fn_x2) to codes ``[..., K]``, low nibble first."""
     packed = as_bytes(packed, "packed", torch.float4_e2m1fn_x2)
     return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
 
@@ -109,7 +125,7 @@ def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
 def quantize_mxfp4(
     x: torch.Tensor, rounding: ScaleRounding = ScaleRounding.UP, *, name: str = "x"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise along the last dimension as AITER's ``per_1x32_f4_quant`` does.
+    """Quantise along the last dimension, bit for bit as AITER's ``per_1x32_f4_quant``.
 
     Args:
         x: ``[..., K]`` floating point, K a multiple of 32, any strides.
@@ -117,7 +133,10 @@ def quantize_mxfp4(
         name: what to call ``x`` in an error.
 
     Returns:
-        packed ``[..., K/2]`` uint8 and scales ``[..., K/32]`` uint8 E8M0.
+        packed uint8 ``[..., K/2]`` and E8M0 scales uint8 ``[..., K/32]``.
+
+    Raises:
+        ContractError: wrong dtype or K, or an unknown rule.
     """
     blocks = float_blocks(x, name)
     return _quantize(blocks, scale_from_amax(blocks.abs().amax(-1), E2M1, rounding))
@@ -126,15 +145,18 @@ def quantize_mxfp4(
 def quantize_mxfp4_epilogue(
     x: torch.Tensor, *, name: str = "x"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`quantize_mxfp4` with the scale rule of the fused stage-1 epilogue (see ``epilogue_scale``)."""
+    """:func:`quantize_mxfp4` with the scale of the fused stage-1 epilogue, see :func:`e8m0.epilogue_scale`.
+
+    Kernels apply it to float32 accumulators: do not round ``x`` to bfloat16 before.
+    """
     blocks = float_blocks(x, name)
     return _quantize(blocks, epilogue_scale(blocks.abs().amax(-1), E2M1))
 
 
 def _quantize(blocks: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Dividing by a power of two is exact, but for results too small to matter to E2M1.
+    # The divisor is a power of two: exact, but for quotients so small that E2M1 makes zero of them anyway.
     codes = encode_e2m1(blocks / decode_e8m0(scales).unsqueeze(-1))
-    # Under a NaN scale the codes mean nothing; make them the same on every machine.
+    # What a NaN divided by a NaN looks like differs between processors.
     codes.masked_fill_((scales == E8M0_NAN).unsqueeze(-1), E2M1_NAN_CODE)
     return _pack(codes.flatten(-2)), scales
 
@@ -142,35 +164,35 @@ def _quantize(blocks: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor,
 def dequantize_mxfp4(
     packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """``[..., K/2]`` bytes and ``[..., K/32]`` E8M0 scales to ``[..., K]`` values.
+    """Bytes ``[..., K/2]`` and E8M0 scales ``[..., K/32]`` to values ``[..., K]``.
 
-    Exact in float64. In float32 a product above the largest float32 becomes Inf (scale 254 with magnitudes
-    from 2 on). Every element under a scale of 255 is NaN.
+    Exact in float64; in float32 and bfloat16 too, but for products from 2**128 on, which become Inf. Everything
+    under a scale of 255 is NaN.
+
+    Args:
+        packed: uint8 or float4_e2m1fn_x2.
+        scales: uint8 or float8_e8m0fnu.
+        dtype: float64, float32 or bfloat16.
     """
     packed = as_bytes(packed, "packed", torch.float4_e2m1fn_x2)
     scales = as_bytes(scales, "scales", torch.float8_e8m0fnu)
-    if packed.dim() == 0 or list(packed.shape) != [
-        *scales.shape[:-1],
-        scales.shape[-1] * BLOCK // 2,
-    ]:
+    half = BLOCK // 2
+    if scales.dim() == 0 or list(packed.shape) != [*scales.shape[:-1], scales.shape[-1] * half]:
         raise ContractError(
             f"packed has shape {list(packed.shape)} and scales {list(scales.shape)}",
             allowed="packed [..., K/2] with scales [..., K/32]",
-            fix="pass the scales that belong to these weights, unshuffled and without padding",
+            fix="pass the scales that belong to these bytes, unshuffled and without padding",
         )
-    low_high = torch.tensor(E2M1_VALUES + tuple(-v for v in E2M1_VALUES), dtype=dtype)
-    byte = torch.arange(256)
-    pairs = torch.stack((low_high[byte & 0xF], low_high[byte >> 4]), dim=-1).to(packed.device)
-    values = pairs.index_select(0, packed.reshape(-1).to(torch.int32))
-    values = values.view(*scales.shape, BLOCK)
-    return (values * decode_e8m0(scales, dtype).unsqueeze(-1)).flatten(-2)
+    factor = decode_e8m0(scales, dtype).unsqueeze(-1)
+    pairs = _pair_table(dtype, packed.device).index_select(0, packed.reshape(-1).to(torch.int32))
+    values = torch.view_as_real(pairs) if pairs.is_complex() else pairs.view(dtype)
+    return values.view(*scales.shape, BLOCK).mul_(factor).flatten(-2)
 
 
 __all__ = [
     "BLOCK",
     "E2M1_MAX",
     "E2M1_NAN_CODE",
-    "E2M1_SIGN",
     "E2M1_VALUES",
     "E8M0_BIAS",
     "E8M0_NAN",
