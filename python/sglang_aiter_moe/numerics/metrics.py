@@ -46,7 +46,10 @@ def logits_diff(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """``sqrt(sum((a-b)**2) / sum(b*b))`` with ``b`` the reference. For a zero reference 0 if ``a`` is zero, else Inf."""
+    """``sqrt(sum((a-b)**2) / sum(b*b))`` with ``b`` the reference.
+
+    For a zero reference it is 0 if ``a`` is zero too, else Inf.
+    """
     aa, bb, _, dd = _sums(a, b)
     if bb == 0 and not math.isnan(aa):
         return 0.0 if aa == 0 else math.inf

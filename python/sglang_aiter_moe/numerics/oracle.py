@@ -292,7 +292,8 @@ def routed_moe(
     Args:
         x: floating point ``[M, H]``.
         experts: the raw weights.
-        topk_ids, topk_weights: ``[M, K]``. A slot of id -1 or of a masked expert contributes nothing, whatever its weight.
+        topk_ids, topk_weights: ``[M, K]``. A slot of id -1 or of a masked expert contributes nothing, whatever
+            its weight.
         activation, limit, alpha, beta, linear_beta: see :func:`~.activations.apply_gate_up`.
         mode: None leaves activations as they are; "A16W4", "A8W4" and "A4W4" quantise as those modes do.
         dtype: float64 or float32, of every product and sum.
