@@ -58,6 +58,11 @@ def lowered(default: str) -> Parser:
     return parse
 
 
+def trimmed_and_lowered(value: str | None) -> str:
+    """The value in lower case, without spaces around it."""
+    return (value or "").strip().lower()
+
+
 def verbatim(default: str | None) -> Parser:
     """The value as it is."""
 
@@ -263,6 +268,21 @@ _TABLE = (
         "0",
         "AITER: at every call.",
         aiter=truthy_list,
+    ),
+    Variable(
+        "AITER_DISABLE_GROUPED_A8W4",
+        "On gfx1250: leaves the grouped path, the only one that reads its layout.",
+        "0",
+        "AITER: at every call, on gfx1250 only.",
+        aiter=exactly_one(),
+    ),
+    Variable(
+        "AITER_GROUPED_STAGE1_WEIGHT_LAYOUT",
+        "On gfx1250: makes the grouped kernels read w13 separated (gguu) or interleaved (gugu).",
+        "",
+        "AITER: at every call, on gfx1250 only.",
+        aiter=trimmed_and_lowered,
+        accepted="not needed",
     ),
     Variable(
         "SGLANG_USE_AITER",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_aiter_moe.contract.spec import MoeSpec
+from sglang_aiter_moe.contract.tuned import has_rows
 from sglang_aiter_moe.numerics.activations import Activation
 
 #: FlyDSL's N tile and the smallest K tile of stage 2.
@@ -16,8 +17,6 @@ KERNEL_MULTIPLE = 128
 SGLANG_MULTIPLE = 256
 #: CK-tile takes pads of N in multiples of 64 and drops the rest (section c).
 PAD_UNIT = 64
-#: Sizes per rank between 128-multiples that AITER has tuned rows for although 256 does not divide them.
-TUNED_BETWEEN = ((6144, 384),)
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def choose_padding(spec: MoeSpec, arch: str) -> Padding:
     hidden = _round_up(spec.hidden_size, SGLANG_MULTIPLE)
     multiple = SGLANG_MULTIPLE if spec.activation is Activation.SWIGLU else KERNEL_MULTIPLE
     size = _round_up(spec.intermediate_size, KERNEL_MULTIPLE)
-    if (hidden, size) not in TUNED_BETWEEN:
+    if not has_rows(spec.activation, hidden, size):
         size = _round_up(spec.intermediate_size, multiple)
     stated = (_pad(hidden - spec.hidden_size), _pad(size - spec.intermediate_size))
     if arch == "gfx1250":
