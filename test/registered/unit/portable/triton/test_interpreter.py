@@ -1,0 +1,48 @@
+"""The portable form under Triton's interpreter against the oracle: every mode, layout, activation and option."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.triton_cases import CASES
+
+register_cpu_ci(est_time=120, suite="base-a-test-cpu")
+
+pytest.importorskip("triton")
+
+# One bf16 rounding of the output is 1.7e-3; a rounding of each of the top-k parts adds as much again.
+LIMIT = {"A16W4": 4e-3, "A8W4": 6e-3, "A4W4": 1.5e-2}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict]:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    child = subprocess.run(
+        [sys.executable, "-m", "sglang_aiter_moe.testing.triton_cases"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    rows = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
+    return {row["case"]: row for row in rows}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_oracle(results, name):
+    row = results[name]
+    assert row["finite"], row
+    assert row["rel_err"] < LIMIT[CASES[name].mode], row
+    assert row["same_bits"], row
+    assert row["guards"], row
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
