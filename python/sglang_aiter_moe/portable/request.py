@@ -30,7 +30,8 @@ GU_INTERLEAVED_GFX1250 = "gu_interleaved_gfx1250"  # single rows alternate gate 
 N32K4 = "n32k4"
 N32K4_GU = "n32k4_gu"
 
-# How the stage-1 result y becomes the left operand of stage 2 (docs/contract.md section d).
+# How the stage-1 result y becomes the left operand of stage 2 (docs/contract.md section d). Where it
+# says bf16, it is fp16 if the output is.
 REQUANT_NONE = "none"  # y rounded to bf16 (A16W4)
 REQUANT_EPILOGUE = "epilogue"  # fp32 y; e8m0 = ((bits(amax) + 0x400000) >> 23) - headroom, min 0
 REQUANT_ROUNDUP_FP32 = "roundup_fp32"  # fp32 y; ceil_pow2(amax / max_element)
@@ -56,7 +57,8 @@ class KernelRequest:
         w13_layout, w13_scale_layout, w2_layout, w2_scale_layout: the layout that the kernel reads.
         activation: "silu", "gelu", "swiglu" or "situv2", as the kernel computes it. swiglu is
             ``g * sigmoid(alpha * g) * (u + 1)``.
-        limit: gate is clamped above by it, up on both sides, before any activation; None: no clamp.
+        limit: gate is clamped above by it, up on both sides, before any activation; None: no clamp
+            (swiglu always has one).
         alpha, beta, linear_beta: constants of swiglu and situv2.
         input_rounding: "roundup" or "even": scale rule for quantising ``hidden_states``.
         requantization: one of the REQUANT_* rules, for ``y`` between the stages.

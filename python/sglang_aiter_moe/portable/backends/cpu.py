@@ -72,6 +72,7 @@ def run(
 
     per_slot = out.dim() == 3
     accumulator = out.zero_() if per_slot else torch.zeros(out.shape, dtype=torch.float32)
+    between = torch.float16 if out.dtype == torch.float16 else torch.bfloat16
     xq = quantise_input(request, hidden_states)
     active = torch.unique(local)
     for expert in active[active >= 0].tolist():
@@ -80,7 +81,7 @@ def run(
         parts = [slice(i, i + MAX_ROWS) for i in range(0, len(tokens), MAX_ROWS)]
         w13 = experts.w13(expert)
         stage1_out = [
-            stage1(request, expert, xq[tokens[p]].to(torch.float32), w13, weights[p], out.dtype)
+            stage1(request, expert, xq[tokens[p]].to(torch.float32), w13, weights[p], between)
             for p in parts
         ]
         del w13
