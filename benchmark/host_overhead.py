@@ -131,7 +131,12 @@ CASES = [
         plan={"activation": "swiglu", "swiglu_limit": 7.0},
     ),
     Case("silu", plan={"activation": "silu"}),
-    Case("deepep", mask=EXPERTS + 1, mori=False, plan={"activation": "silu"}),
+    Case(
+        "deepep",
+        mask=EXPERTS + 1,
+        mori=False,
+        plan={"activation": "silu", "expert_parallel": True},
+    ),
     Case("deepseek-v4-fp8", quant_type="PER_128X128", info={"swiglu_limit": 10.0}),
     Case("bf16", quant_type="NONE"),
 ]

@@ -64,20 +64,21 @@ def prepare_weights(layer: Any, plan: MoePlan) -> None:
             :mod:`.mxfp4_checkpoint`. Afterwards scales have their packed, 2-D shape, biases are
             float32 with the gate half first, ``layer.aiter_moe_plan`` is the plan, and the weights
             carry the attribute ``is_shuffled`` that AITER looks at.
-        plan: from ``plan_moe``. A layer that is prepared by an equal plan is left alone.
+        plan: from ``plan_moe``. A layer that already has these bytes only takes over the plan.
 
     Raises:
-        ContractError: the tensors do not fit the plan, or the layer is prepared by another plan.
+        ContractError: the tensors do not fit the plan, or the layer is laid out otherwise.
     """
     prepared = getattr(layer, PLAN, None)
     if prepared is not None:
-        if prepared == plan:
-            return
-        raise ContractError(
-            f"{plan.spec.name} is already laid out as {prepared.w13_layout} by another plan",
-            allowed="one plan from load to the next load",
-            fix="load the checkpoint again, or unpack the layer first",
-        )
+        if prepared.bytes_key() != plan.bytes_key():
+            raise ContractError(
+                f"{plan.spec.name} is already laid out as {prepared.w13_layout} by another plan",
+                allowed="one layout from load to the next load",
+                fix="load the checkpoint again, or unpack the layer first",
+            )
+        setattr(layer, PLAN, plan)
+        return
     check_and_pad(layer, plan)
     interleaved = plan.spec.gate_up_interleaved
     for name, layout, mixed in (

@@ -273,6 +273,23 @@ def test_the_plan_names_activation_betas_and_pads(aiter):
     )
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"expert_mask": torch.ones(EXPERTS, dtype=torch.int32)},
+        {"b13": torch.zeros(1)},
+        {"b2": torch.zeros(1)},
+        {"doweight_stage1": True},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_the_plan_was_not_made_for_is_refused(aiter, fields):
+    """A16W4 SiTUv2 raises for each of these at AITER's first forward; plan_moe does at load."""
+    with pytest.raises(ContractError, match=next(iter(fields))):
+        run(info=make_info(plan=make_plan(), **fields))
+    assert not aiter.calls
+
+
 def test_silu_with_swiglu_oais_constants_is_swiglu(aiter):
     run(MoeRunnerConfig(activation="silu", gemm1_alpha=1.702, gemm1_clamp_limit=7.0))
     assert aiter.call["activation"] is ActivationType.Swiglu
@@ -664,7 +681,7 @@ MASK = torch.tensor([1, 1, 1, 1, 0, 0], dtype=torch.int32)
 @pytest.mark.parametrize("destination", ["none", "input", "published"])
 def test_the_runner_traces_without_a_break(traceable, monkeypatch, mask, destination):
     monkeypatch.setenv("AITER_SITUV2_A8W4", "1")
-    plan = make_plan(env={"AITER_SITUV2_A8W4": "1"})
+    plan = make_plan(env={"AITER_SITUV2_A8W4": "1"}, expert_parallel=mask is not None)
     topk_ids = torch.tensor([[1, 3], [2, 0], [3, -1 if mask is not None else 1]], dtype=torch.int32)
     topk_weights = torch.rand(TOKENS, TOPK)
     core = AiterRunnerCore(MoeRunnerConfig(activation="situ"))
@@ -703,10 +720,10 @@ def test_a_traced_call_reads_no_environment(traceable, monkeypatch):
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all local", "expert parallel"])
 def test_the_runner_runs_on_fake_tensors(traceable, mask):
+    plan = make_plan(env={"AITER_SITUV2_A8W4": "1"}, expert_parallel=mask is not None)
     with FakeTensorMode():
-        info = make_info(
-            plan=make_plan(), expert_mask=None if mask is None else torch.ones(6).int()
-        )
+        fake_mask = None if mask is None else torch.ones(6).int()
+        info = make_info(plan=plan, expert_mask=fake_mask)
         runner_input = make_input(output=buffer())
         result = run(MoeRunnerConfig(activation="situ"), runner_input, info)
         assert result is runner_input.output

@@ -263,10 +263,11 @@ def test_padding_is_zero_weights_and_scales_of_one(interleaved, allocated):
         layer.w2_weight_bias.data = pad(raw.experts.b2, (0, 64))
     mxfp4.prepare_weights(layer, plan)
     ours = (layer.w13_weight, layer.w2_weight, layer.w13_weight_scale, layer.w2_weight_scale)
+    gate_up = plan.w13_layout == "gu_interleaved"
     theirs = (
-        portable.shuffle_weight(w13, (16, 16)),
+        portable.shuffle_weight_a16w4(w13, 16, gate_up),
         portable.shuffle_weight(w2, (16, 16)),
-        portable.shuffle_scale_a16w4(w13_scale.flatten(0, 1), 2, False),
+        portable.shuffle_scale_a16w4(w13_scale.flatten(0, 1), 2, gate_up),
         portable.shuffle_scale_a16w4(w2_scale.flatten(0, 1), 2, False),
     )
     for mine, reference in zip(ours, theirs, strict=True):

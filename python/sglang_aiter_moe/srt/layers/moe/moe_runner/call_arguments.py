@@ -118,6 +118,7 @@ def call_arguments(
     plan = quant_info.plan
     limit = None
     if plan is not None:
+        _check_planned(quant_info, plan.spec)
         _write_pads(arguments, plan)
         _write(arguments, plan.call_kwargs, "the layer's plan")
     elif config.activation == "situ":
@@ -147,6 +148,26 @@ def call_arguments(
 def _plain(mode: Any) -> Any:
     """The string of a gate mode that may be an enum member."""
     return getattr(mode, "value", mode)
+
+
+def _check_planned(quant_info: Any, spec: Any) -> None:
+    """What the plan was not made for may be what its kernels refuse or drop."""
+    if quant_info.expert_mask is not None and not spec.expert_parallel:
+        raise _not_planned("expert_mask", spec)
+    if quant_info.b13 is not None and not spec.has_bias:
+        raise _not_planned("b13", spec)
+    if quant_info.b2 is not None and not spec.has_bias:
+        raise _not_planned("b2", spec)
+    if quant_info.doweight_stage1 and not spec.doweight_stage1:
+        raise _not_planned("doweight_stage1", spec)
+
+
+def _not_planned(name: str, spec: Any) -> ContractError:
+    return ContractError(
+        f"AiterMoeQuantInfo.{name} is given, but {spec.name} was planned without",
+        allowed="what the plan was made for",
+        fix="say so in the MoeSpec, so that plan_moe can refuse what AITER cannot do",
+    )
 
 
 def _write_pads(arguments: dict[str, Any], plan: Any) -> None:
