@@ -112,59 +112,64 @@ class Query:
     capabilities: Capabilities
     flydsl_force: bool
     ksplit: int
-    use_tuned: bool
+    bypass_tuned: bool
+    own_table: bool
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What AITER picks.
+    """A family that AITER may pick.
 
     Attributes:
         family: from :data:`FAMILIES`.
-        tuned: whether by a tuned row.
+        tuned: whether by a tuned row; None if that is not known.
         bias: whether both biases are added.
         reason: one sentence.
     """
 
     family: Family
-    tuned: bool
+    tuned: bool | None
     bias: bool
     reason: str
 
 
-def choose(query: Query) -> Choice:
-    """The family that AITER picks; it may be one that cannot compute the layer."""
+def choose(query: Query) -> tuple[Choice, ...]:
+    """The families that AITER may pick, the expected one first; some may not be able to compute the layer.
+
+    Tuned rows differ between releases and files, so what happens without one is always among them.
+    """
     if query.arch == "gfx1250":
-        return _heuristic("grouped_gfx1250", "gfx1250 has one path: grouped GEMMs")
+        family = FAMILIES["grouped_gfx1250"]
+        return (Choice(family, False, family.bias, "gfx1250 has one path: grouped GEMMs"),)
     found = _look_up(query)
-    if found.row is not None:
-        family = FAMILIES[found.row.family]
-        usable = query.capabilities.flydsl_available or not family.flydsl
-        # The names in gptoss_a16w4 are marks, not kernels: the order below decides.
-        if usable and family.name != "cktile":
-            bias = family.bias and not found.row.drops_bias
-            return Choice(family, True, bias, found.reason)
-    tuned = found.row is not None
     name, why = _on_miss(query)
-    family = FAMILIES[name]
-    return Choice(family, tuned, family.bias, f"{found.reason}; {why}")
+    missed = FAMILIES[name]
+    tuned: list[Choice] = []
+    for row in found.rows:
+        family = FAMILIES[row.family]
+        # The names in gptoss_a16w4 are marks, not kernels; and FlyDSL's need FlyDSL.
+        if row.family == "cktile" or (family.flydsl and not query.capabilities.flydsl_available):
+            continue
+        tuned.append(Choice(family, True, family.bias and not row.drops_bias, found.reason))
+    expected = None if query.own_table else bool(found.rows) and found.rows[0].sure
+    if found.rows and not found.rows[0].sure:
+        expected = None
+    miss = Choice(missed, expected, missed.bias, f"{found.reason}; {why}")
+    if tuned and expected:
+        return (*tuned, Choice(missed, False, missed.bias, why))
+    return (miss, *tuned)
 
 
 def _look_up(query: Query) -> Lookup:
     if query.arch != "gfx950":
-        return Lookup(None, False, f"AITER ships no MXFP4 rows for {query.arch}")
-    if not query.use_tuned:
-        return Lookup(None, False, "AITER's own tables are set aside by a variable")
-    return lookup(
-        query.activation,
-        query.mode,
-        query.hidden,
-        query.intermediate,
-        query.experts,
-        query.topk - int(query.expert_mask),
-        query.tokens,
-        query.capabilities,
-    )
+        return Lookup((), f"AITER ships no MXFP4 rows for {query.arch}")
+    if query.own_table:
+        return Lookup((), "AITER_CONFIG_FMOE stands in for AITER's tables")
+    if query.bypass_tuned:
+        return Lookup((), "AITER_BYPASS_TUNE_CONFIG sets AITER's tables aside")
+    topks = (query.topk, query.topk - 1) if query.expert_mask else (query.topk,)
+    shape = (query.hidden, query.intermediate, query.experts)
+    return lookup(query.activation, query.mode, shape, topks, query.tokens, query.capabilities)
 
 
 def _on_miss(query: Query) -> tuple[str, str]:
@@ -198,8 +203,3 @@ def _splits_k(query: Query) -> bool:
     if query.ksplit:
         return query.ksplit > 1
     return query.tokens * query.topk <= query.experts
-
-
-def _heuristic(name: str, reason: str) -> Choice:
-    family = FAMILIES[name]
-    return Choice(family, False, family.bias, reason)

@@ -111,12 +111,15 @@ def _ranges(
     parts: list[TokenRange] = []
     for first, end in zip(edges, [*edges[1:], MAX_TOKENS], strict=True):
         mode = route.mode_at(first)
-        choice = _choose(spec, target, route, padding, mode, first)
-        refusals.check_choice(
-            spec, target, mode, choice, route.layout, route.gate_mode, _count(first, end - 1)
+        choices = _choose(spec, target, route, padding, mode, first)
+        for choice in choices:
+            refusals.check_choice(
+                spec, target, mode, choice, route.layout, route.gate_mode, _count(first, end - 1)
+            )
+        expected = choices[0]
+        part = TokenRange(
+            first, end - 1, mode, expected.family.name, expected.tuned, expected.reason
         )
-        tuned = None if _own_table(target) and not choice.tuned else choice.tuned
-        part = TokenRange(first, end - 1, mode, choice.family.name, tuned, choice.reason)
         same = parts and (parts[-1].mode, parts[-1].family, parts[-1].tuned, parts[-1].reason) == (
             part.mode,
             part.family,
@@ -137,7 +140,7 @@ def _choose(
     padding: Padding,
     mode: ActivationMode,
     tokens: int,
-) -> Choice:
+) -> tuple[Choice, ...]:
     def read(name: str) -> Any:
         return environ.VARIABLES[name].aiter_reads(target.env.get(name))
 
@@ -157,13 +160,10 @@ def _choose(
             capabilities=target.capabilities,
             flydsl_force=read("AITER_FLYDSL_FORCE"),
             ksplit=read("AITER_KSPLIT"),
-            use_tuned=not read("AITER_BYPASS_TUNE_CONFIG") and not _own_table(target),
+            bypass_tuned=bool(read("AITER_BYPASS_TUNE_CONFIG")),
+            own_table=bool(read("AITER_CONFIG_FMOE")),
         )
     )
-
-
-def _own_table(target: Target) -> bool:
-    return bool(target.env.get("AITER_CONFIG_FMOE"))
 
 
 # --- the call ----------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def _about_aiter(target: Target) -> Decision:
 
 
 def _about_range(part: TokenRange) -> Decision:
-    tuned = {True: "tuned", False: "not tuned", None: "tuned only if AITER_CONFIG_FMOE says so"}
+    tuned = {True: "tuned", False: "not tuned", None: "perhaps tuned"}
     return Decision(
         "family",
         f"{_count(part.first, part.last)} tokens: {part.family}, {tuned[part.tuned]}",

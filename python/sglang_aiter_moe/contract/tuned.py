@@ -31,6 +31,7 @@ class TunedShapes:
         family: name of the kernel family (``families.FAMILIES``).
         tokens: padded token counts with a row.
         since: the capability that AITER needs to have them.
+        sure: whether these rows are known to be there; if not, they may be.
         drops_bias: stage 2 is the layout kernel, which drops bias2, or is not known to add it.
     """
 
@@ -44,6 +45,7 @@ class TunedShapes:
     tokens: frozenset[int] = _POWERS
     since: str = "swiglu_limit"
     drops_bias: bool = False
+    sure: bool = True
 
     def matches(self, hidden: int, intermediate: int, experts: int, topk: int) -> bool:
         """Whether the shape is one of these, whatever its activation and token count."""
@@ -137,8 +139,17 @@ TUNED = (
         since="mxmoe",
         drops_bias=True,
     ),
-    # Rows whose kernels know SiLU alone. Their exact I and top-k are not all known here: any that
-    # shares H and E is taken for one of them, because the penalty of a miss is a silent SiLU.
+    TunedShapes(
+        "qwen3_5_397b_fp4",
+        Activation.SILU,
+        _A4,
+        4096,
+        (256, 512),
+        ((512, 10), (513, 11)),
+        "silu_tuned",
+    ),
+    # More rows whose kernels know SiLU alone. Their exact I and top-k are not all known here: any layer
+    # that shares H and E may meet one, and the price of a wrong guess is a silent SiLU.
     TunedShapes(
         "qwen3_5_397b_fp4",
         Activation.SILU,
@@ -147,26 +158,34 @@ TUNED = (
         None,
         ((512, None), (513, None)),
         "silu_tuned",
+        sure=False,
     ),
     TunedShapes(
-        "kimik2_fp4", Activation.SILU, _A4, 7168, None, ((384, None), (385, None)), "silu_tuned"
+        "kimik2_fp4",
+        Activation.SILU,
+        _A4,
+        7168,
+        None,
+        ((384, None), (385, None)),
+        "silu_tuned",
+        sure=False,
     ),
-    TunedShapes("glm5_fp4", Activation.SILU, _A4, 6144, None, ((257, None),), "silu_tuned"),
+    TunedShapes(
+        "glm5_fp4", Activation.SILU, _A4, 6144, None, ((257, None),), "silu_tuned", sure=False
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """What AITER's table gives for one key.
+    """What AITER's tables may give for one key.
 
     Attributes:
-        row: the row's group, None for a miss.
-        exact: whether the row is of the layer's own activation.
+        rows: the groups of rows that it may find, none for a miss.
         reason: one sentence.
     """
 
-    row: TunedShapes | None
-    exact: bool
+    rows: tuple[TunedShapes, ...]
     reason: str
 
 
@@ -187,49 +206,62 @@ def tier_starts() -> tuple[int, ...]:
 def lookup(
     activation: Activation,
     mode: ActivationMode,
-    hidden: int,
-    intermediate: int,
-    experts: int,
-    topk: int,
+    shape: tuple[int, int, int],
+    topks: tuple[int, ...],
     tokens: int,
     capabilities: Capabilities,
 ) -> Lookup:
-    """What AITER finds for a layer (sizes as padded) and a token count, on gfx950 with 256 CUs."""
+    """What AITER may find for a layer and a token count, on gfx950 with 256 CUs.
+
+    Args:
+        activation, mode: the layer's.
+        shape: (H, I, E), as padded.
+        topks: top-k, and top-k less one where an expert mask is passed: AITER takes one off then,
+            for the masked slot that it expects callers to add.
+        tokens: M.
+        capabilities: of the AITER.
+    """
     key = padded_tokens(tokens)
     known = [
         row
         for row in TUNED
         if row.mode is mode
-        and row.matches(hidden, intermediate, experts, topk)
+        and any(row.matches(*shape, topk) for topk in topks)
         and capabilities.has(row.since)
     ]
     found = [row for row in known if key in row.tokens or _smaller_tier(key, row)]
-    for row in found:
-        if row.activation is activation:
-            return Lookup(row, True, f"{row.table} has rows for it")
+    own = tuple(row for row in found if row.activation is activation)
+    if own:
+        return Lookup(own, f"{own[0].table} {'has' if own[0].sure else 'may have'} rows for it")
     if found:
-        row = found[0]
+        first = found[0]
         return Lookup(
-            row,
-            False,
-            f"{row.table} has {row.activation} rows of this shape, and AITER's second lookup ignores "
-            "the activation",
+            tuple(found),
+            f"{first.table} has {first.activation} rows of this shape, and AITER's second lookup "
+            "ignores the activation",
         )
     if known:
-        return Lookup(None, False, f"{known[0].table} has this shape, but not these token counts")
-    others = sorted(
-        {
-            i
-            for row in TUNED
-            if row.mode is mode and row.activation is activation and row.intermediate
-            for i in row.intermediate
-            if row.matches(hidden, i, experts, topk)
-        }
-    )
+        return Lookup((), f"{known[0].table} has this shape, but not these token counts")
+    return Lookup((), _why_none(activation, mode, shape, topks))
+
+
+def _why_none(
+    activation: Activation,
+    mode: ActivationMode,
+    shape: tuple[int, int, int],
+    topks: tuple[int, ...],
+) -> str:
+    hidden, intermediate, experts = shape
+    others = {
+        i
+        for row in TUNED
+        if row.mode is mode and row.activation is activation and row.intermediate
+        for i in row.intermediate
+        if any(row.matches(hidden, i, experts, topk) for topk in topks)
+    }
     if others:
-        sizes = ", ".join(map(str, others))
-        return Lookup(None, False, f"rows exist for I of {sizes}, not {intermediate}")
-    return Lookup(None, False, f"no table has H={hidden} I={intermediate} E={experts} top-{topk}")
+        return f"rows exist for I of {', '.join(map(str, sorted(others)))}, not {intermediate}"
+    return f"no table has H={hidden} I={intermediate} E={experts} top-{topks[0]}"
 
 
 def tables_with(
