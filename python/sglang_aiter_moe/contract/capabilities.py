@@ -207,6 +207,8 @@ class Capabilities:
             )
         try:
             version = Version(str(text).removeprefix("v"))
+            if len(version.release) < 2:
+                raise InvalidVersion(text)
         except InvalidVersion:
             raise ContractError(
                 f"AITER {text!r} is neither a release nor a commit that docs/contract.md names",
@@ -258,7 +260,7 @@ class Capabilities:
         fallback = base if base is not None else cls.newest("")
         features = {name for name, present in found.items() if present}
         features |= {name for name in unsure if name in fallback.features}
-        bound = getattr(fused, "GPTOSS_SWIGLU_MXFP4_BF16_BOUND", None)
+        bound = getattr(fused, "_SWIGLU_MXFP4_BF16_BOUND", None)
         flydsl = getattr(modules.get("flydsl"), "__version__", None)
         return cls(
             frozenset(features),
@@ -267,6 +269,7 @@ class Capabilities:
             f"feature test on the imported aiter ({len(found)} of {len(FEATURES)} features tested, "
             + ("the rest by its version)" if base else "the rest by the newest rule)"),
             flydsl=flydsl,
+            flydsl_available=_flydsl_available(modules),
             flydsl_needed=fallback.flydsl_needed,
             swiglu_bf16_bound=bound if isinstance(bound, int) else None,
         )
@@ -307,6 +310,14 @@ def _features_by_test(
         found["flydsl_force"] = "AITER_FLYDSL_FORCE" in text
         found["swiglu_bf16_bound"] = "GPTOSS_SWIGLU_MXFP4_BF16_BOUND" in text
     return found
+
+
+def _flydsl_available(modules: Mapping[str, ModuleType]) -> bool:
+    ask = getattr(modules.get("aiter.ops.flydsl.utils"), "is_flydsl_available", None)
+    if callable(ask):
+        return bool(ask())
+    # aiter.fused_moe imports this module if it can, and does without FlyDSL if not.
+    return "aiter.ops.flydsl.moe_common" in modules
 
 
 def _source_text(module: ModuleType) -> str:

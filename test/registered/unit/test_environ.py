@@ -10,7 +10,22 @@ from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="base-a-test-cpu")
 
-SPELLINGS = [None, "", "0", "1", "true", "True", "TRUE", "yes", "YES", "on", " 1", "1 ", "01", "junk"]
+SPELLINGS = [
+    None,
+    "",
+    "0",
+    "1",
+    "true",
+    "True",
+    "TRUE",
+    "yes",
+    "YES",
+    "on",
+    " 1",
+    "1 ",
+    "01",
+    "junk",
+]
 
 AITER_ON = {
     "AITER_SITUV2_A8W4": {"1"},

@@ -119,7 +119,9 @@ def test_dict_round_trip():
 # --- an imported AITER --------------------------------------------------------------------------
 
 
-def aiter_modules(keywords, *, version=None, situv2=True, source="", shuffle=("moe_shuffle_weight",)):
+def aiter_modules(
+    keywords, *, version=None, situv2=True, source="", shuffle=("moe_shuffle_weight",)
+):
     """Stand-ins with the signature, names and source text that a release has."""
     aiter, fused = ModuleType("aiter"), ModuleType("aiter.fused_moe")
     names = ["Silu", "Gelu", "Swiglu", *(["Situv2"] if situv2 else [])]
@@ -135,8 +137,17 @@ def aiter_modules(keywords, *, version=None, situv2=True, source="", shuffle=("m
     return modules, fused, source
 
 
-NOW = ["hidden_pad", "intermediate_pad", "bias1", "bias2", "gate_mode", "swiglu_limit", "beta", "linear_beta", "shared_w1"]  # fmt: skip
-VARIABLES = "AITER_BF16_FP8_MOE_BOUND AITER_SITUV2_A8W4 AITER_FORCE_A8W4 AITER_FLYDSL_FORCE GPTOSS_SWIGLU_MXFP4_BF16_BOUND "
+OLD = ["hidden_pad", "intermediate_pad", "bias1", "bias2", "gate_mode"]
+NOW = [*OLD, "swiglu_limit", "beta", "linear_beta", "shared_w1"]
+VARIABLES = " ".join(
+    (
+        "AITER_BF16_FP8_MOE_BOUND",
+        "AITER_SITUV2_A8W4",
+        "AITER_FORCE_A8W4",
+        "AITER_FLYDSL_FORCE",
+        "GPTOSS_SWIGLU_MXFP4_BF16_BOUND ",
+    )
+)
 
 
 @pytest.fixture
@@ -183,7 +194,7 @@ def test_situv2_needs_name_and_keywords(detect):
 
 
 def test_before_gate_mode_decided(detect):
-    made = detect(["hidden_pad", "intermediate_pad", "bias1", "bias2", "gate_mode"], version="0.1.13", situv2=False, shuffle=())  # fmt: skip
+    made = detect(OLD, version="0.1.13", situv2=False, shuffle=())
     assert made.has("gate_mode") and not made.has("gate_mode_decides")
 
 
@@ -206,6 +217,20 @@ def test_bound_that_an_import_froze():
     assert Capabilities.from_modules(modules).swiglu_bf16_bound == 512
 
 
+def test_flydsl_of_an_import():
+    modules, _, _ = aiter_modules(NOW, version="0.1.20")
+    assert not Capabilities.from_modules(modules).flydsl_available
+    modules["aiter.ops.flydsl.moe_common"] = ModuleType("aiter.ops.flydsl.moe_common")
+    assert Capabilities.from_modules(modules).flydsl_available
+    utils = ModuleType("aiter.ops.flydsl.utils")
+    utils.is_flydsl_available = lambda: False
+    flydsl = ModuleType("flydsl")
+    flydsl.__version__ = "0.3.0"
+    modules |= {"aiter.ops.flydsl.utils": utils, "flydsl": flydsl}
+    found = Capabilities.from_modules(modules)
+    assert not found.flydsl_available and found.flydsl == "0.3.0"
+
+
 @pytest.mark.parametrize("release", ["0.1.14", "0.1.19", "0.1.19.post1", "6dc26b7a8", "0.1.20"])
 def test_portable_is_recognised(release):
     """The executable AITER of each release shows the features of that release."""
@@ -213,7 +238,13 @@ def test_portable_is_recognised(release):
     with portable.installed(arch="gfx950", aiter=release):
         found = Capabilities.from_modules(sys.modules)
     assert found.features == Capabilities.for_release(release).features
-    assert found.identified
+    assert found.identified and found.flydsl_available
+
+
+def test_portable_without_flydsl_is_recognised():
+    portable = pytest.importorskip("sglang_aiter_moe.portable")
+    with portable.installed(arch="gfx950", aiter="0.1.20", flydsl=False):
+        assert not Capabilities.from_modules(sys.modules).flydsl_available
 
 
 if __name__ == "__main__":
