@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from sglang_aiter_moe.numerics.activations import apply_gate_up
-from sglang_aiter_moe.numerics.e8m0 import ScaleRounding
+from sglang_aiter_moe.numerics.e8m0 import BLOCK, ScaleRounding
 from sglang_aiter_moe.numerics.mxfp4 import (
     dequantize_mxfp4,
     quantize_mxfp4,
@@ -21,8 +21,6 @@ from sglang_aiter_moe.numerics.mxfp8 import (
     quantize_mxfp8_epilogue,
 )
 from sglang_aiter_moe.portable.backends.decode import (
-    BLOCK,
-    dequantise,
     expert_scales,
     expert_weight_bytes,
     flat_bytes,
@@ -109,7 +107,7 @@ class _Experts:
         r = self._r
         rows, k = 2 * r.intermediate_size, r.hidden_size
         packed = expert_weight_bytes(self._w1, expert, rows, k // 2, r.w13_layout)
-        return dequantise(
+        return dequantize_mxfp4(
             packed, expert_scales(self._s1, expert, rows, k // BLOCK, r.w13_scale_layout)
         )
 
@@ -118,7 +116,7 @@ class _Experts:
         r = self._r
         rows, k = r.hidden_size, r.intermediate_size
         packed = expert_weight_bytes(self._w2, expert, rows, k // 2, r.w2_layout)
-        return dequantise(
+        return dequantize_mxfp4(
             packed, expert_scales(self._s2, expert, rows, k // BLOCK, r.w2_scale_layout)
         )
 
@@ -134,7 +132,7 @@ def quantise_input(request: KernelRequest, x: torch.Tensor) -> torch.Tensor:
     codes, scales = _QUANTISE[request.mode](
         x, _ROUNDING[request.input_rounding], name="hidden_states"
     )
-    return _DEQUANTISE[request.mode](codes, scales).to(torch.bfloat16)
+    return _DEQUANTISE[request.mode](codes, scales, torch.bfloat16)
 
 
 def stage1(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from sglang_aiter_moe.numerics.e8m0 import decode_e8m0
-from sglang_aiter_moe.numerics.mxfp4 import E2M1_VALUES
 from sglang_aiter_moe.portable.request import (
     GU_INTERLEAVED,
     GU_INTERLEAVED_GFX1250,
@@ -22,7 +20,6 @@ from sglang_aiter_moe.portable.request import (
 
 PAST_THE_END = 0xFF
 """What a scale byte beyond the tensor reads as (NaN); on the GPU it is whatever lies there."""
-BLOCK = 32
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -82,30 +79,3 @@ def expert_scales(
     if layout == N32K4_GU:
         plain = plain.view(tall // 2, 2, stride).transpose(0, 1).reshape(tall, stride)
     return plain[:rows, :columns]
-
-
-_PAIRS: dict[torch.device, torch.Tensor] = {}
-
-
-def _pair_table(device: torch.device) -> torch.Tensor:
-    """int64 ``[256]``: for each packed byte its two values as float32, low nibble first, side by side."""
-    if device not in _PAIRS:
-        values = torch.tensor(E2M1_VALUES + tuple(-v for v in E2M1_VALUES), dtype=torch.float32)
-        byte = torch.arange(256)
-        pairs = torch.stack((values[byte & 0xF], values[byte >> 4]), dim=-1)
-        _PAIRS[device] = pairs.contiguous().view(torch.int64).view(-1).to(device)
-    return _PAIRS[device]
-
-
-def dequantise(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """float32 ``[rows, K]`` from ``[rows, K/2]`` bytes and ``[rows, K/32]`` E8M0 scales.
-
-    The values of ``numerics.mxfp4.dequantize_mxfp4``, in place where that one copies: weights are decoded
-    at every call, and no more than one expert's should be in memory.
-    """
-    rows, columns = scales.shape
-    table = _pair_table(packed.device)
-    values = table.index_select(0, packed.reshape(-1).to(torch.int32)).view(torch.float32)
-    values = values.view(rows, columns, BLOCK)
-    values *= decode_e8m0(scales).unsqueeze(-1)
-    return values.view(rows, columns * BLOCK)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_aiter_moe.numerics.mxfp4 import dequantize_mxfp4
 from sglang_aiter_moe.portable.backends.decode import (
-    dequantise,
     expert_scales,
     expert_weight_bytes,
     flat_bytes,
@@ -134,16 +132,6 @@ def test_scales_past_the_end_are_nan():
 def test_unknown_weight_layout(layout):
     with pytest.raises(ValueError, match=layout):
         expert_weight_bytes(torch.zeros(32 * 32, dtype=U8), 0, 32, 32, layout)
-
-
-def test_dequantise_matches_numerics_bit_for_bit():
-    packed = torch.randint(0, 256, (24, 64), dtype=U8)
-    scales = torch.randint(0, 256, (24, 4), dtype=U8)
-    scales[0] = torch.tensor([0, 1, 254, 255], dtype=U8)
-    got, want = dequantise(packed, scales), dequantize_mxfp4(packed, scales)
-    assert torch.equal(got.isnan(), want.isnan()) and got.isnan().any()
-    assert torch.equal(got[~got.isnan()], want[~want.isnan()])
-    assert torch.equal(got.signbit()[~got.isnan()], want.signbit()[~want.isnan()])
 
 
 def test_flat_bytes_makes_no_copy_of_contiguous_tensors():
