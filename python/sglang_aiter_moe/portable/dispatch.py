@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sglang_aiter_moe.portable import resolution as families
 from sglang_aiter_moe.portable.enums import ACTIVATION_NAMES, GELU, SILU, SITUV2, SWIGLU, GateMode
@@ -31,18 +32,22 @@ class Dispatcher:
     Args:
         machine: architecture and release.
         env: the environment, looked at when AITER would look; ``os.environ`` by default.
+        log: warn where AITER warns, once each.
 
     Raises:
         ValueError: GPTOSS_SWIGLU_MXFP4_BF16_BOUND, which AITER reads at import, is no integer.
     """
 
-    def __init__(self, machine: Machine, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, machine: Machine, env: Mapping[str, str] | None = None, log: bool = True
+    ) -> None:
         self.machine = machine
         self._env = os.environ if env is None else env
         self._swiglu_bf16_bound = 0
         if machine.release.gate_mode_decides:
             self._swiglu_bf16_bound = int(self._env.get("GPTOSS_SWIGLU_MXFP4_BF16_BOUND", "256"))
         self._tuned: TunedTable | None = None
+        self._log = log
         self._warned: set[str] = set()
         # AITER caches the chosen kernels by these arguments; variables read inside stay as they were.
         self._select_cached = functools.lru_cache(maxsize=2048)(self._select)
@@ -192,9 +197,7 @@ class Dispatcher:
             is_ep,
             has_bias2,
         ) = key
-        release = self.machine.release
         shuffled = w1_shuffled or w2_shuffled
-        name = ACTIVATION_NAMES[activation]
         row = None
         if g1u1 and not int(self._env.get("AITER_BYPASS_TUNE_CONFIG", "0")):
             row = self._table().lookup(
@@ -206,23 +209,36 @@ class Dispatcher:
                 activation=activation,
                 a_dtype=a_dtype,
                 doweight_stage1=doweight,
+                masked=is_ep,
             )
+            if row is not None and self._drops(
+                row, activation, w1_shuffled, w2_shuffled, has_bias2
+            ):
+                row = None
         if row is not None:
-            chosen = self._from_row(
-                row, activation, a_dtype, gate_mode, w1_shuffled and w2_shuffled, is_ep, has_bias2
-            )
+            chosen = self._from_row(row, activation, a_dtype, gate_mode)
             if chosen is not None:
                 return chosen
-        if row is None:
+            ksplit = row.ksplit
+        else:
             int(self._env.get("AITER_USE_NT", "-1"))  # cache hints only, but junk raises here
-        ksplit = (
-            row.ksplit if row is not None else self._ksplit(tokens, topk, experts, inter, hidden)
+            ksplit = self._ksplit(tokens, topk, experts, inter, hidden)
+        on_miss = self._without_row(
+            activation, a_dtype, gate_mode, shuffled, g1u1, doweight, ksplit
+        )
+        if row is None:
+            return on_miss
+        return lambda call: replace(
+            on_miss(call), tuned=True, kernel1=row.kernel1, kernel2=row.kernel2
         )
 
+    def _without_row(self, activation, a_dtype, gate_mode, shuffled, g1u1, doweight, ksplit):
+        """The order of section b.3, for a miss and for a row whose names decide nothing."""
+        release, name = self.machine.release, ACTIVATION_NAMES[activation]
         if activation == SWIGLU and (gate_mode is not _SEPARATED or not release.gate_mode_decides):
             return lambda call: families.cktile(call, name, a_dtype)
         if self._flydsl_heuristic(activation, a_dtype, shuffled, g1u1, doweight):
-            self._warn(f"no tuned FlyDSL config for {key}: heuristic FlyDSL kernels")
+            self._warn(f"no tuned FlyDSL config for {name} {a_dtype}: heuristic FlyDSL kernels")
             return lambda call: families.flydsl(call, name, a_dtype, self.machine.a16w4_kernel)
         swiglu_bf16 = activation == SWIGLU and a_dtype == BF16
         if (
@@ -237,23 +253,22 @@ class Dispatcher:
             return self._cktile_splitk(activation, a_dtype, standard=False)
         return self._ck2stages(activation, a_dtype)
 
-    def _from_row(self, row, activation, a_dtype, gate_mode, both_shuffled, is_ep, has_bias2):
-        """The family of a tuned row, None where AITER drops it or its names decide nothing."""
-        release, name = self.machine.release, ACTIVATION_NAMES[activation]
+    def _drops(self, row, activation, w1_shuffled, w2_shuffled, has_bias2) -> bool:
+        """Whether AITER discards a row: an Opus one that cannot take the call."""
+        opus1, opus2 = row.kernel1.startswith("opus_"), row.kernel2.startswith("opus_")
+        known = activation in (SILU, SWIGLU)
+        known = known or (activation == SITUV2 and self.machine.release.has_opus_situv2)
+        dropped = (opus1 or opus2) and not (w1_shuffled and w2_shuffled)
+        dropped = dropped or (opus1 and not known) or (opus2 and has_bias2)
+        if dropped:
+            self._warn(f"discarding Opus tuned config {row.kernel1}: heuristics instead")
+        return dropped
+
+    def _from_row(self, row, activation, a_dtype, gate_mode):
+        """The family of a tuned row, None where its names decide nothing."""
+        name = ACTIVATION_NAMES[activation]
         names = {"kernel1": row.kernel1, "kernel2": row.kernel2}
         kernel1, kernel2 = row.kernel1, row.kernel2
-        if kernel1.startswith("opus_") or kernel2.startswith("opus_"):
-            known = activation in (SILU, SWIGLU) or (
-                activation == SITUV2 and release.has_opus_situv2
-            )
-            dropped = (
-                not both_shuffled
-                or (kernel1.startswith("opus_") and not known)
-                or (kernel2.startswith("opus_") and has_bias2)
-            )
-            if dropped:
-                self._warn(f"discarding Opus tuned config {names}: heuristics instead")
-                return None
         if "mxmoe" in kernel1 or "mxmoe" in kernel2:
             interleave = gate_mode is _INTERLEAVE
             return lambda call: families.mxmoe(call, interleave, **names)
@@ -329,6 +344,6 @@ class Dispatcher:
         return ACTIVATION_NAMES[call.activation]
 
     def _warn(self, text: str) -> None:
-        if text not in self._warned:
+        if self._log and text not in self._warned:
             self._warned.add(text)
             logger.warning("[fused_moe] %s", text)

@@ -80,4 +80,4 @@ def explain(
         hidden_pad=hidden_pad,
         intermediate_pad=intermediate_pad,
     )
-    return Dispatcher(machine, os.environ if env is None else env).resolve(call)
+    return Dispatcher(machine, os.environ if env is None else env, log=False).resolve(call)

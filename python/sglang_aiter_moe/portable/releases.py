@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
@@ -10,6 +11,9 @@ from packaging.version import InvalidVersion, Version
 # 0.1.19.post1 and before 0.1.20; e4048607a (2026-08-22), the snapshot that docs/contract.md describes, after 0.1.20.
 _COMMITS = {"6dc26b7a8": "0.1.19.post90", "e4048607a": "0.1.20.post90"}
 OLDEST = Version("0.1.7")  # the first with shuffle_weight_a16w4, pads and biases
+
+
+_version = functools.cache(Version)
 
 
 @dataclass(frozen=True, order=True)
@@ -25,6 +29,7 @@ class Release:
     label: str
 
     @classmethod
+    @functools.cache
     def parse(cls, name: str) -> Release:
         """``"0.1.20"``, ``"v0.1.19.post1"``, or a commit that docs/contract.md names (``"6dc26b7a8"``).
 
@@ -47,7 +52,7 @@ class Release:
         return cls(version, text)
 
     def _since(self, version: str) -> bool:
-        return self.version >= Version(version)
+        return self.version >= _version(version)
 
     @property
     def has_gate_mode(self) -> bool:
@@ -97,9 +102,9 @@ class Release:
     @property
     def has_opus_situv2(self) -> bool:
         """Opus stage 1 knows SiTUv2 (#4534)."""
-        return self.version >= Version(_COMMITS["6dc26b7a8"])
+        return self._since(_COMMITS["6dc26b7a8"])
 
     @property
     def has_stage2_scatter(self) -> bool:
         """``fused_moe(stage2_scatter=)`` (#4785); in no release yet."""
-        return self.version >= Version(_COMMITS["e4048607a"])
+        return self._since(_COMMITS["e4048607a"])

@@ -7,6 +7,7 @@ decides the family. ``AITER_CONFIG_FMOE`` names CSV files to take instead of the
 from __future__ import annotations
 
 import csv
+import functools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _A16W4 = ("flydsl_moe1_abf16_wfp4_bf16", "flydsl_moe2_abf16_wfp4_bf16")
 _A8W4 = ("flydsl_moe1_afp8_wfp4_bf16_gui_fp8", "flydsl_moe2_afp8_wfp4_bf16")
 _A8W4_LAYOUT = ("flydsl_moe1_afp8_wfp4_bf16_gui_fp8", "flydsl_moe2_layout_afp8_wfp4_bf16")
 _A4W4_LAYOUT = ("flydsl_moe1_afp4_wfp4_bf16_fp4", "flydsl_moe2_layout_afp4_wfp4_bf16")
+_A4W4 = ("flydsl_moe1_afp4_wfp4_bf16", "flydsl_moe2_afp4_wfp4_bf16")
+_MARKS = ("swiglu_mxfp4_bf16", "swiglu_mxfp4_bf16")
 _MXMOE = ("flydsl_mxmoe_g1_a4w4", "flydsl_mxmoe_g2_a4w4")
 
 
@@ -31,10 +34,13 @@ class TunedRow:
     Attributes:
         activation: ActivationType value.
         a_dtype: "bf16", "fp8" or "fp4".
-        hidden, inter: H, I.
-        experts, topk: None in K3's rows, see :data:`BUILTIN`.
+        hidden, inter: H, I; ``inter`` None where the contract does not name it.
         kernel1, kernel2: names of the stage kernels (of a class: what its names have in common).
+        experts, topk: E and routed top-k; ``topk`` None where the contract does not name it.
         tokens: padded M values; None for every power of two up to 32768.
+        slices: a layer with fewer experts or a smaller top-k counts as this one, unless it has an
+            expert mask. AITER matches both exactly, but neither changes what the kernels do with a row
+            of tokens, and a slice of the layer is to run what the layer runs.
         arch: gfx name.
         since: the AITER release that brought it.
     """
@@ -42,49 +48,60 @@ class TunedRow:
     activation: int
     a_dtype: str
     hidden: int
-    inter: int
+    inter: int | None
     kernel1: str
     kernel2: str
-    experts: int | None = None
-    topk: int | None = None
+    experts: int
+    topk: int | None
     tokens: frozenset[int] | None = None
+    slices: bool = False
     arch: str = "gfx950"
-    since: str = "0.1.18"
+    since: str = "0.1.14"
     ksplit: int = 0
     run_1stage: bool = False
+
+    def covers(self, experts: int, topk: int, masked: bool) -> bool:
+        """Whether the row is for a layer of that many experts and top-k."""
+        if self.slices and not masked:
+            return experts <= self.experts and topk <= self.topk
+        return experts == self.experts and self.topk in (None, topk)
 
 
 def _pow2(low: int, high: int) -> frozenset[int]:
     return frozenset(1 << i for i in range(20) if low <= 1 << i <= high)
 
 
-def _rows(names, activation, a_dtype, hidden, inters, experts_topk=((None, None),), **more):
+def _rows(names, activation, a_dtype, hidden, inters, experts_topk, **more):
     return [
-        TunedRow(activation, a_dtype, hidden, inter, *names, experts=experts, topk=topk, **more)
+        TunedRow(activation, a_dtype, hidden, inter, *names, *pair, **more)
         for inter in inters
-        for experts, topk in experts_topk
+        for pair in experts_topk
     ]
 
 
+_K3 = {"experts_topk": ((896, 16),), "slices": True}
+_GPT_OSS = {"experts_topk": ((128, 4),)}
+_ANY = (None,)
+
 BUILTIN: tuple[TunedRow, ...] = (
-    # Kimi K3 (kimik3_*). AITER keys these on 896 experts and topk 16; neither changes what the kernels do
-    # with a row of tokens, and a slice of the layer with fewer experts has to run what the layer runs, so
-    # both are left open here.
-    *_rows(_A16W4, SITUV2, BF16, 3584, (384, 512), tokens=_pow2(1, 16384), since="0.1.19"),
-    *_rows(_A8W4_LAYOUT, SITUV2, FP8, 3584, (384, 512), since="0.1.19"),
-    *_rows(_A8W4, SITUV2, FP8, 3584, (3072,), tokens=frozenset({4096}), since="0.1.19"),
-    *_rows(_A4W4_LAYOUT, SITUV2, FP4, 3584, (384,), since="0.1.19.post1"),
+    # Kimi K3 (kimik3_*)
+    *_rows(_A16W4, SITUV2, BF16, 3584, (384, 512), **_K3, tokens=_pow2(1, 16384), since="0.1.19"),
+    *_rows(_A8W4_LAYOUT, SITUV2, FP8, 3584, (384, 512), **_K3, since="0.1.19"),
+    *_rows(_A8W4, SITUV2, FP8, 3584, (3072,), **_K3, tokens=frozenset({4096}), since="0.1.19"),
+    *_rows(_A4W4_LAYOUT, SITUV2, FP4, 3584, (384,), **_K3, since="0.1.19.post1"),
+    # gpt-oss-120b (gptoss_*); the A16W4 names are marks, the order of section b.3 decides there
+    *_rows(_MARKS, SWIGLU, BF16, 3072, (512, 1536, 3072), **_GPT_OSS, tokens=_pow2(1, 256)),
+    *_rows(_A4W4, SWIGLU, FP4, 3072, (512, 1536, 3072), **_GPT_OSS),
+    *_rows(_A8W4, SWIGLU, FP8, 3072, (3072,), **_GPT_OSS),
     # DeepSeek-V4 (dsv4_fp8fp4)
-    *_rows(_A8W4, SILU, FP8, 7168, (384, 512, 768, 1536), ((384, 6), (385, 7), (48, 6))),
+    *_rows(_A8W4, SILU, FP8, 7168, (256, 384, 512, 768, 1536), ((384, 6), (385, 7), (48, 6))),
     *_rows(_A8W4, SILU, FP8, 4096, (256,), ((256, 6),)),
-    # gpt-oss-120b (gptoss_fp8fp4)
-    *_rows(_A8W4, SWIGLU, FP8, 3072, (3072,), ((128, 4),), tokens=_pow2(256, 32768)),
     # MiniMax-M3 (minimax_m3_fp4)
-    *_rows(_A4W4_LAYOUT, SWIGLU, FP4, 6144, (384, 768), ((129, 5),), since="0.1.20"),
-    # SiLU on the mxmoe port: Qwen3.5, Kimi K2, GLM5. Looked up whatever the activation on a miss.
-    *_rows(_MXMOE, SILU, FP4, 4096, (256, 512), ((512, 10), (513, 11))),
-    *_rows(_MXMOE, SILU, FP4, 7168, (256, 512), ((384, 8), (385, 9))),
-    *_rows(_MXMOE, SILU, FP4, 6144, (512,), ((257, 9),)),
+    *_rows(_A4W4_LAYOUT, SWIGLU, FP4, 6144, (384, 768), ((129, 5),), since="0.1.18"),
+    # SiLU on the mxmoe port: Qwen3.5, GLM5, Kimi K2. Found whatever the activation, on a miss.
+    *_rows(_MXMOE, SILU, FP4, 4096, (256, 512), ((512, None), (513, None)), since="0.1.18"),
+    *_rows(_MXMOE, SILU, FP4, 6144, (512,), ((257, None),), since="0.1.18"),
+    *_rows(_MXMOE, SILU, FP4, 7168, _ANY, ((384, None), (385, None)), since="0.1.18"),
 )
 
 
@@ -109,7 +126,7 @@ class TunedTable:
         """The files that AITER_CONFIG_FMOE names (joined by ``os.pathsep``), else the built-in rows."""
         files = env.get("AITER_CONFIG_FMOE", "")
         if not files:
-            return cls(BUILTIN, release, arch)
+            return _builtin(release, arch)
         return cls([row for f in files.split(os.pathsep) for row in read_csv(f)], release, arch)
 
     def lookup(
@@ -123,25 +140,26 @@ class TunedTable:
         activation: int,
         a_dtype: str,
         doweight_stage1: bool,
+        masked: bool,
     ) -> TunedRow | None:
         """The row for a call: exact activation first, then any; above 32768 tokens the tier below as well.
 
         Args:
             tokens: padded M.
             topk: without the always-masked slot that an expert-parallel caller appends.
+            masked: there is an expert mask.
         """
         if doweight_stage1:
             return None
         tiers = [tokens] + [t for t in reversed(PADDED_M_TIERS) if t < tokens]
         if tokens <= PADDED_M_TIERS[0]:
             tiers = tiers[:1]
-        shape = (hidden, inter, a_dtype)
         matching = [
             r
             for r in self._rows
-            if (r.hidden, r.inter, r.a_dtype) == shape
-            and r.experts in (None, experts)
-            and r.topk in (None, topk)
+            if (r.hidden, r.a_dtype) == (hidden, a_dtype)
+            and r.inter in (None, inter)
+            and r.covers(experts, topk, masked)
         ]
         for tier in tiers:
             at_tier = [
@@ -153,6 +171,11 @@ class TunedTable:
                 if candidates:
                     return candidates[0]
         return None
+
+
+@functools.cache
+def _builtin(release: Release, arch: str) -> TunedTable:
+    return TunedTable(BUILTIN, release, arch)
 
 
 _ACTIVATIONS = {name: value for value, name in ACTIVATION_NAMES.items()}
