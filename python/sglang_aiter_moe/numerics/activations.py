@@ -107,7 +107,8 @@ def apply_gate_up(
     if activation is Activation.SILU:
         return gate * torch.sigmoid(gate) * up
     if activation is Activation.GELU:
-        return torch.nn.functional.gelu(gate) * up
+        # erfc keeps the negative tail, where torch's own gelu subtracts it away.
+        return gate * torch.special.erfc(-gate * math.sqrt(0.5)) * 0.5 * up
     if activation is Activation.SWIGLU:
         return gate * torch.sigmoid(alpha * gate) * (up + 1)
     situ_gate = beta * torch.tanh(gate / beta) * torch.sigmoid(gate)

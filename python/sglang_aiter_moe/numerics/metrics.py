@@ -1,4 +1,8 @@
-"""How far two tensors are apart, in float64. A NaN in either gives NaN, which no threshold lets pass."""
+"""How far two tensors are apart, in float64.
+
+A NaN or Inf in either gives NaN (or Inf, where small is good), which passes no threshold as long as the question is
+"is it good enough?": ``not cosine > 0.99`` is true of NaN, ``cosine < 0.99`` is not.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,10 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     Two tensors that are zero (or empty) give 1, one gives 0.
     """
     aa, bb, ab, _ = _sums(a, b)
-    if aa == 0 and bb == 0:
-        return 1.0
+    if not math.isfinite(aa + bb):
+        return math.nan
     if aa == 0 or bb == 0:
-        return math.nan if math.isnan(aa + bb) else 0.0
+        return 1.0 if aa == bb else 0.0
     return ab / (math.sqrt(aa) * math.sqrt(bb))
 
 

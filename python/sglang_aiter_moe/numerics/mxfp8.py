@@ -61,7 +61,7 @@ def quantize_mxfp8(
         )
     blocks = float_blocks(x, name)
     scales = scale_from_amax(blocks.abs().amax(-1), element, rounding)
-    # torch makes NaN of what is too large; the conversion to an MX format saturates (OCP MX v1.0 section 6.3).
+    # Conversion to an MX format saturates (OCP MX v1.0 section 6.3); whether torch's own does depends on its version.
     scaled = (blocks / decode_e8m0(scales).unsqueeze(-1)).clamp_(
         -element.max_normal, element.max_normal
     )
@@ -77,7 +77,9 @@ def quantize_mxfp8_epilogue(
     """
     blocks = float_blocks(x, name)
     scales = epilogue_scale(blocks.abs().amax(-1), E4M3FN)
-    return _encode(blocks / decode_e8m0(scales).unsqueeze(-1), scales, E4M3FN), scales
+    scaled = blocks / decode_e8m0(scales).unsqueeze(-1)
+    scaled.masked_fill_(scaled.isinf(), torch.nan)
+    return _encode(scaled, scales, E4M3FN), scales
 
 
 def _encode(scaled: torch.Tensor, scales: torch.Tensor, element: ElementFormat) -> torch.Tensor:
