@@ -1,0 +1,138 @@
+"""Every patch, in the order in which it is applied.
+
+``sglang`` paths are as the released sources 0.5.17 to 0.5.23 have them; ``since`` and ``until`` were read
+there.
+"""
+
+from __future__ import annotations
+
+from sglang_aiter_moe.patches.model import How, Patch
+from sglang_aiter_moe.srt.layers.moe.topk import UPDATE_ENTRY_POINTS
+
+_OURS = "sglang_aiter_moe"
+_MXFP4 = "sglang.srt.layers.quantization.mxfp4"
+_RUNNER = "sglang.srt.layers.moe.moe_runner.aiter"
+_TOPK = "sglang.srt.layers.moe.topk"
+_METHOD = f"{_OURS}.srt.layers.quantization.mxfp4_method"
+_GLUE = f"{_OURS}.patches.glue"
+_EVERYWHERE = frozenset({"aiter", "portable", "inert"})
+
+GUARD = Patch(
+    name="self-check before the first MoE layer",
+    target="sglang.srt.layers.moe.fused_moe_triton.layer:FusedMoE.__init__",
+    function=f"{_OURS}.plugin:guard_first_moe_layer",
+    backends=_EVERYWHERE,
+    why="a process would serve with some patches missing",
+)
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        name="w13 layout selector",
+        target=f"{_MXFP4}:_aiter_situ_uses_gu_interleaved_weights",
+        function=f"{_OURS}.srt.layers.quantization.mxfp4:_aiter_situ_uses_gu_interleaved_weights",
+        how=How.REPLACE,
+        since="0.5.20",
+        why="SiTUv2 in A16W4 gets interleaved bytes that AITER's kernel reads as separated; flags are "
+        "parsed differently from AITER",
+    ),
+    Patch(
+        name="MXFP4 plan and sizes",
+        target=f"{_MXFP4}:Mxfp4MoEMethod.create_weights",
+        function=f"{_METHOD}:create_weights",
+        why="what AITER refuses shows at the first request instead of at load; pads are not what its "
+        "kernels take",
+    ),
+    Patch(
+        name="MXFP4 weight layout",
+        target=f"{_MXFP4}:Mxfp4MoEMethod.process_weights_after_loading",
+        function=f"{_METHOD}:process_weights_after_loading",
+        why="layout and gate_mode are decided apart from each other",
+    ),
+    Patch(
+        name="MXFP4 activation",
+        target=f"{_MXFP4}:Mxfp4MoEMethod.create_moe_runner",
+        function=f"{_METHOD}:create_moe_runner",
+        why="a checkpoint with plain SiLU runs as SwiGLU-OAI",
+    ),
+    Patch(
+        name="MXFP4 call",
+        target=f"{_MXFP4}:Mxfp4MoEMethod.apply",
+        function=f"{_METHOD}:apply",
+        why="the call does not carry the layer's plan",
+    ),
+    Patch(
+        name="gate_mode and plan of a call",
+        target=f"{_RUNNER}:AiterMoeQuantInfo",
+        function=f"{_GLUE}:quant_info_with_plan",
+        how=How.VALUE,
+        why="gate_mode has no field of its own and is sent for some layers only",
+    ),
+    Patch(
+        name="AITER runner",
+        target=f"{_RUNNER}:AiterRunnerCore.run",
+        function=f"{_GLUE}:run",
+        why="gate_mode and SiTUv2's betas are missing from some calls, the published output is not "
+        "used, and kernels that bypass fused_moe read another layout",
+    ),
+    Patch(
+        name="correction bias in the wider dtype",
+        target=f"{_TOPK}:select_experts",
+        function=f"{_GLUE}:select_experts",
+        why="a float32 correction bias is rounded to the bf16 of the logits",
+    ),
+    Patch(
+        name="correction bias cache",
+        target=f"{_TOPK}:TopKConfig.correction_bias_for_dtype",
+        function=f"{_OURS}.srt.layers.moe.topk:correction_bias_for_dtype",
+        how=How.REPLACE,
+        since="0.5.20",
+        why="the cached bias stays old after a weight update, and moves under captured graphs",
+    ),
+    *(
+        Patch(
+            name=f"correction bias after {target.rpartition('.')[2]}",
+            target=":".join(target.rsplit(".", 2)[:1] + [".".join(target.rsplit(".", 2)[1:])]),
+            function=f"{_GLUE}:refresh_biases_after",
+            since=since,
+            why="graphs captured before a weight update replay the old bias",
+        )
+        for target, since in UPDATE_ENTRY_POINTS.items()
+    ),
+    Patch(
+        name="published output of FlashInfer's MXFP4 kernel",
+        target=f"{_MXFP4}:Mxfp4MoEMethod.apply",
+        function=f"{_GLUE}:flashinfer_apply",
+        backends=frozenset({"inert"}),
+        until="0.5.19",
+        upstream="the kernel moved to moe_runner/flashinfer_trtllm.py",
+        why="the buffer that the model published is written but another tensor is returned",
+    ),
+    Patch(
+        name="published output of FlashInfer's MXFP4 runner",
+        target="sglang.srt.layers.moe.moe_runner.flashinfer_trtllm"
+        ":_fused_experts_flashinfer_mxfp4_sm100_trtllm_gen",
+        function=f"{_GLUE}:flashinfer_runner",
+        backends=frozenset({"inert"}),
+        since="0.5.20",
+        why="the buffer that the model published is written but another tensor is returned",
+    ),
+    # On a CPU SGLang routes with torch or with kernels of another vendor. The portable backend is to
+    # see what AITER sees. Nothing else in SGLang reads these three names of the module.
+    *(
+        Patch(
+            name=f"portable routing: {name}",
+            target=f"{_TOPK}:{name}",
+            function=f"{_GLUE}:{function}",
+            how=How.VALUE,
+            backends=frozenset({"portable"}),
+            cpu_only=True,
+            adds=True,
+            why="routing would not take the AITER path on a CPU",
+        )
+        for name, function in (
+            ("_use_aiter", "switched_on"),
+            ("aiter_biased_grouped_topk", "aiter_biased_grouped_topk"),
+            ("aiter_fused_topk", "aiter_fused_topk"),
+        )
+    ),
+)

@@ -1,0 +1,233 @@
+"""``Mxfp4MoEMethod`` of SGLang on the AITER path: sizes, weights and calls as the layer's plan says.
+
+The four methods that SGLang calls, in the order in which it calls them. Each takes SGLang's own method
+first (``original``) and hands over to it for every layer that does not run through AITER.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from sglang_aiter_moe.contract.capabilities import Capabilities
+from sglang_aiter_moe.contract.plan import MoePlan, plan_moe
+from sglang_aiter_moe.contract.spec import BLOCK, MoeSpec, Target
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.numerics.activations import Activation
+from sglang_aiter_moe.portable.registry import current, is_portable
+from sglang_aiter_moe.srt.layers.quantization.mxfp4 import prepare_weights
+
+PLAN = "aiter_moe_plan"
+NEUTRAL_SCALE = 0x7F  # E8M0 for 1.0
+
+
+def takes_aiter_path(method: Any) -> bool:
+    """Whether this ``Mxfp4MoEMethod`` runs through AITER: as SGLang decides on ROCm, always with portable.
+
+    Marlin, FlashInfer, DeepGEMM and the other runners that a user can name are left alone.
+    """
+    from sglang.srt.layers.moe.utils import get_moe_runner_backend
+    from sglang.srt.layers.quantization import mxfp4
+
+    asked = get_moe_runner_backend()
+    if not (asked.is_auto() or asked.is_aiter()):
+        return False
+    if getattr(method, "use_mega_moe", False):
+        return False
+    return is_portable(sys.modules.get("aiter")) or bool(mxfp4._use_aiter)
+
+
+def target() -> Target:
+    """Where this process runs: AITER's architecture, its capabilities, the environment."""
+    import aiter.fused_moe  # noqa: F401, so that its features can be tested
+    import sglang
+
+    capabilities = Capabilities.from_modules(sys.modules)
+    if is_portable(sys.modules["aiter"]):
+        arch = current().machine.arch
+    else:
+        arch = torch.cuda.get_device_properties(torch.cuda.current_device()).gcnArchName
+    return Target.current(arch, capabilities, sglang=sglang.__version__)
+
+
+def activation_of(config: Any) -> Activation:
+    """The checkpoint's activation: ``silu`` with an alpha is SwiGLU-OAI (gpt-oss says it so), else SiLU."""
+    if config.activation == "situ":
+        return Activation.SITUV2
+    if config.activation in ("silu", "swiglu") and config.gemm1_alpha is not None:
+        return Activation.SWIGLU
+    try:
+        return Activation(config.activation)
+    except ValueError:
+        raise ContractError(
+            f"the layer's activation is {config.activation!r}",
+            allowed="silu, gelu, swiglu, situ",
+            fix="choose another --moe-runner-backend for this model",
+        ) from None
+
+
+def spec_of(layer: Any, hidden_size: int, intermediate_size: int, with_bias: bool) -> MoeSpec:
+    """The layer as its model describes it.
+
+    Args:
+        layer: SGLang's ``FusedMoE``; ``moe_runner_config``, ``num_local_experts``, ``moe_ep_size``
+            and ``layer_id`` are read.
+        hidden_size: width of the experts' input.
+        intermediate_size: per rank, as the loader fills it.
+        with_bias: whether the experts have biases.
+    """
+    config = layer.moe_runner_config
+    activation = activation_of(config)
+    situ = activation is Activation.SITUV2
+    limit = config.swiglu_limit if config.gemm1_clamp_limit is None else config.gemm1_clamp_limit
+    return MoeSpec(
+        activation=activation,
+        num_experts=layer.num_local_experts,
+        topk=config.top_k,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        gate_up_interleaved=bool(getattr(config, "gate_up_interleaved", True)),
+        has_bias=with_bias,
+        swiglu_limit=None if situ else limit,
+        beta=config.gemm1_alpha if situ else None,
+        linear_beta=config.gemm1_clamp_limit if situ else None,
+        expert_parallel=layer.moe_ep_size > 1,
+        doweight_stage1=bool(config.apply_router_weight_on_input),
+        no_combine=bool(config.no_combine),
+        name=f"layer {layer.layer_id}",
+        **({} if situ or config.gemm1_alpha is None else {"alpha": config.gemm1_alpha}),
+    )
+
+
+def create_weights(
+    original: Any,
+    method: Any,
+    layer: Any,
+    num_experts: int,
+    hidden_size: int,
+    intermediate_size_per_partition: int,
+    params_dtype: torch.dtype,
+    with_bias: bool = False,
+    **attributes: Any,
+) -> None:
+    """Plans the layer and allocates it at the plan's sizes.
+
+    Raises:
+        ContractError: AITER would refuse, crash on, or compute this layer wrong. At load, not at the
+            first request.
+    """
+    if not takes_aiter_path(method):
+        return original(
+            method,
+            layer,
+            num_experts,
+            hidden_size,
+            intermediate_size_per_partition,
+            params_dtype,
+            with_bias=with_bias,
+            **attributes,
+        )
+    columns = _columns_as_loaded(layer, intermediate_size_per_partition, attributes)
+    plan = plan_moe(spec_of(layer, hidden_size, columns, with_bias), target())
+    setattr(layer, PLAN, plan)
+    method.num_experts, method.with_bias = num_experts, with_bias
+    method.hidden_size, method.hidden_pad = plan.padded_hidden_size, plan.hidden_pad
+    method.intermediate_size_per_partition = plan.padded_intermediate_size
+    method.intermediate_pad = plan.intermediate_pad
+    # On a CPU SGLang takes the buffer's size for the rank's share of the checkpoint, which is wrong
+    # for padded buffers; on ROCm it does not.
+    layer.__dict__["use_padded_loading"] = False
+    _allocate(layer, plan, with_bias, attributes)
+    return None
+
+
+def _columns_as_loaded(layer: Any, per_rank: int, attributes: Any) -> int:
+    """Intermediate columns that the loader may fill: gpt-oss's shards whole blocks (720 -> 736)."""
+    return -(-per_rank // BLOCK) * BLOCK
+
+
+def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, Any]) -> None:
+    from sglang.srt.utils import set_weight_attrs
+
+    experts = layer.num_local_experts
+    hidden, inter = plan.padded_hidden_size, plan.padded_intermediate_size
+    shapes = {
+        "w13_weight": (2 * inter, hidden // 2),
+        "w13_weight_scale": (2 * inter, hidden // BLOCK),
+        "w2_weight": (hidden, inter // 2),
+        "w2_weight_scale": (hidden, inter // BLOCK),
+    }
+    if with_bias:
+        shapes |= {"w13_weight_bias": (2 * inter,), "w2_weight_bias": (hidden,)}
+    for name, shape in shapes.items():
+        fill = NEUTRAL_SCALE if name.endswith("scale") else 0
+        dtype = torch.bfloat16 if name.endswith("bias") else torch.uint8
+        tensor = torch.full((experts, *shape), fill, dtype=dtype)
+        parameter = torch.nn.Parameter(tensor, requires_grad=False)
+        layer.register_parameter(name, parameter)
+        set_weight_attrs(parameter, attributes)
+        if name.endswith("scale"):
+            parameter.quant_method = "group"
+
+
+def create_moe_runner(original: Any, method: Any, layer: Any, moe_runner_config: Any) -> None:
+    """The AITER runner, with the activation that the checkpoint states (SGLang makes it ``swiglu``)."""
+    if getattr(layer, PLAN, None) is None:
+        return original(method, layer, moe_runner_config)
+    from sglang.srt.layers.moe import MoeRunner
+    from sglang.srt.layers.moe.utils import MoeRunnerBackend
+
+    method.moe_runner_config = moe_runner_config
+    method.runner = MoeRunner(MoeRunnerBackend.AITER, moe_runner_config)
+    return None
+
+
+def process_weights_after_loading(original: Any, method: Any, layer: Any) -> None:
+    """Brings the loaded tensors into the plan's layout."""
+    plan = getattr(layer, PLAN, None)
+    if plan is None:
+        return original(method, layer)
+    from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+
+    if get_moe_a2a_backend().is_mori() and hasattr(layer.dispatcher, "set_quant_config"):
+        layer.dispatcher.set_quant_config({})  # as SGLang does before anything else
+    prepare_weights(layer, plan)
+    return None
+
+
+def apply(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
+    """One forward call. Serves standard and DeepEP dispatch alike: only ``hidden_states`` is read here."""
+    plan = getattr(layer, PLAN, None)
+    if plan is None:
+        return original(method, layer, dispatch_output)
+    from sglang.srt.layers.moe.moe_runner.aiter import AiterMoeQuantInfo, AiterQuantType
+
+    hidden_states = dispatch_output.hidden_states
+    missing = plan.padded_hidden_size - hidden_states.shape[-1]
+    if missing:
+        hidden_states = torch.nn.functional.pad(hidden_states, (0, missing))
+    quant_info = AiterMoeQuantInfo(
+        w13_weight=_as_fp4(layer.w13_weight),
+        w2_weight=_as_fp4(layer.w2_weight),
+        quant_type=AiterQuantType.PER_1X32,
+        w13_scale=layer.w13_weight_scale,
+        w2_scale=layer.w2_weight_scale,
+        b13=getattr(layer, "w13_weight_bias", None),
+        b2=getattr(layer, "w2_weight_bias", None),
+        expert_mask=layer.dispatcher.expert_mask_gpu,
+        doweight_stage1=method.moe_runner_config.apply_router_weight_on_input,
+        hidden_pad=plan.hidden_pad,
+        intermediate_pad=plan.intermediate_pad,
+        gate_mode=plan.gate_mode.value,
+        plan=plan,
+    )
+    return method.runner.run(dispatch_output._replace(hidden_states=hidden_states), quant_info)
+
+
+def _as_fp4(weight: torch.Tensor) -> torch.Tensor:
+    """A view in AITER's dtype. Views lose ``is_shuffled``, which AITER trusts instead of the bytes."""
+    view = weight.view(torch.float4_e2m1fn_x2)
+    view.is_shuffled = True
+    return view
