@@ -29,6 +29,7 @@ TESTED = (Version("0.5.17"), Version("0.5.23"))
 ENABLE = "SGLANG_AITER_MOE_ENABLE"
 BACKEND = "SGLANG_AITER_MOE_BACKEND"
 ALLOW_UNTESTED = "SGLANG_AITER_MOE_ALLOW_UNTESTED"
+A16W4_KERNEL = "SGLANG_AITER_MOE_A16W4_KERNEL"
 BACKENDS = ("auto", "aiter", "portable")
 
 _states: list[State] = []
@@ -57,21 +58,30 @@ def register() -> None:
     if backend == "portable":
         _install_portable()
     guard = State(GUARD)
-    for state in (guard, *(State(patch) for patch in PATCHES)):
-        _states.append(state)
-        if problem and state is not guard:
+    _states.extend((guard, *(State(patch) for patch in PATCHES)))
+    for state in _states[1:]:
+        if problem:
             state.refuse(problem)
         elif reason := _not_needed(state.patch, backend):
             state.status, state.reason = Status.NOT_NEEDED, reason
-        else:
+    for state in _states:  # the guard first: in every release, for every backend
+        if state.status is Status.WAITING:
             when_imported(state.patch.module, partial(_apply, state))
 
 
 def _apply(state: State) -> None:
+    global _checked
     install(state)
-    if state.patch is GUARD and state.status is Status.REFUSED:
+    if state.status is not Status.REFUSED:
+        return
+    if state.patch is GUARD:
         # Without the guard nobody would notice that the others are missing.
         raise PluginStop(f"sglang-aiter-moe cannot guard this SGLang: {state.reason}. {_way_out()}")
+    if _checked:  # a module that was imported after the check
+        _checked = (
+            False  # should the importer swallow the error, the next MoE layer raises it again
+        )
+        self_check()
 
 
 def enabled(env: Mapping[str, str] | None = None) -> bool:
@@ -99,6 +109,11 @@ def backend_problem(env: Mapping[str, str] | None = None) -> str | None:
     asked = (os.environ if env is None else env).get(BACKEND, "auto")
     if asked not in BACKENDS:
         return f"{BACKEND}={asked!r} is not one of {', '.join(BACKENDS)}"
+    if asked == "aiter":
+        import torch
+
+        if torch.version.hip is None:
+            return f"{BACKEND}=aiter, but torch is not a ROCm build"
     return None
 
 
@@ -140,9 +155,11 @@ def _sglang_runs_on_cpu() -> bool:
 
 
 def _install_portable() -> None:
+    """Registers portable as ``aiter``, unless the caller of this process has already chosen one."""
     from sglang_aiter_moe import portable
 
-    portable.install()
+    if not portable.is_portable(sys.modules.get("aiter")):
+        portable.install(a16w4_kernel=os.environ.get(A16W4_KERNEL, "separated"))
 
 
 # --- the self-check --------------------------------------------------------------------------
@@ -155,7 +172,7 @@ def self_check() -> None:
         PatchError: a patch that is needed is not in force; names each one, why, and the way out.
     """
     for state in _states:
-        if state.status is Status.WAITING:
+        if state.status is Status.WAITING and not state.patch.when_used:
             _import(state)
     failed = []
     for state in _states:
@@ -196,15 +213,12 @@ def guard_first_moe_layer(original, self, *args, **kwargs):
         self_check()
         _checked = True
         summary = ", ".join(f"{count} {status}" for status, count in _count().items() if count)
-        logger.warning("sglang-aiter-moe: %s (process %d)", summary, os.getpid())
+        logger.info("sglang-aiter-moe: %s (process %d)", summary, os.getpid())
     return original(self, *args, **kwargs)
 
 
 def _count() -> dict[str, int]:
-    return {
-        status.value: sum(state.status is status for state in _states)
-        for status in (Status.IN_FORCE, Status.NOT_NEEDED, Status.REFUSED)
-    }
+    return {status.value: sum(state.status is status for state in _states) for status in Status}
 
 
 def states() -> list[State]:
@@ -216,6 +230,9 @@ def inspect_states() -> list[State]:
     """Registers, imports every module to patch, verifies: what ``doctor`` shows. Raises nothing."""
     register()
     try:
+        for state in _states:
+            if state.status is Status.WAITING:
+                _import(state)
         self_check()
     except (PatchError, PluginStop) as error:
         logger.debug("%s", error)

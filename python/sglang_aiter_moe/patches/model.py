@@ -46,6 +46,8 @@ class Patch:
         upstream: what a later release does instead, shown as the reason for "not needed".
         why: what goes wrong without it.
         cpu_only: only where SGLang runs on a CPU.
+        when_used: its module is not imported for the self-check. The patch is applied when somebody
+            imports it, and refused there if it cannot be.
         adds: the target may be missing: a module name that SGLang only has on ROCm.
     """
 
@@ -59,6 +61,7 @@ class Patch:
     until: str | None = None
     upstream: str = ""
     cpu_only: bool = False
+    when_used: bool = False
     adds: bool = False
 
     @property

@@ -17,6 +17,13 @@ _METHOD = f"{_OURS}.srt.layers.quantization.mxfp4_method"
 _GLUE = f"{_OURS}.patches.glue"
 _EVERYWHERE = frozenset({"aiter", "portable", "inert"})
 
+
+def _method_target(dotted: str) -> str:
+    """``module.Class.method`` -> ``module:Class.method``."""
+    module, cls, method = dotted.rsplit(".", 2)
+    return f"{module}:{cls}.{method}"
+
+
 GUARD = Patch(
     name="self-check before the first MoE layer",
     target="sglang.srt.layers.moe.fused_moe_triton.layer:FusedMoE.__init__",
@@ -91,9 +98,10 @@ PATCHES: tuple[Patch, ...] = (
     *(
         Patch(
             name=f"correction bias after {target.rpartition('.')[2]}",
-            target=":".join(target.rsplit(".", 2)[:1] + [".".join(target.rsplit(".", 2)[1:])]),
+            target=_method_target(target),
             function=f"{_GLUE}:refresh_biases_after",
             since=since,
+            when_used=True,
             why="graphs captured before a weight update replay the old bias",
         )
         for target, since in UPDATE_ENTRY_POINTS.items()
@@ -102,7 +110,7 @@ PATCHES: tuple[Patch, ...] = (
         name="published output of FlashInfer's MXFP4 kernel",
         target=f"{_MXFP4}:Mxfp4MoEMethod.apply",
         function=f"{_GLUE}:flashinfer_apply",
-        backends=frozenset({"inert"}),
+        backends=frozenset({"inert", "portable"}),
         until="0.5.19",
         upstream="the kernel moved to moe_runner/flashinfer_trtllm.py",
         why="the buffer that the model published is written but another tensor is returned",
@@ -112,8 +120,9 @@ PATCHES: tuple[Patch, ...] = (
         target="sglang.srt.layers.moe.moe_runner.flashinfer_trtllm"
         ":_fused_experts_flashinfer_mxfp4_sm100_trtllm_gen",
         function=f"{_GLUE}:flashinfer_runner",
-        backends=frozenset({"inert"}),
+        backends=frozenset({"inert", "portable"}),
         since="0.5.20",
+        when_used=True,
         why="the buffer that the model published is written but another tensor is returned",
     ),
     # On a CPU SGLang routes with torch or with kernels of another vendor. The portable backend is to

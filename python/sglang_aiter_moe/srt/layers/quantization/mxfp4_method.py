@@ -17,9 +17,14 @@ from sglang_aiter_moe.contract.spec import BLOCK, MoeSpec, Target
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.activations import Activation
 from sglang_aiter_moe.portable.registry import current, is_portable
-from sglang_aiter_moe.srt.layers.quantization.mxfp4 import prepare_weights
+from sglang_aiter_moe.srt.layers.quantization.mxfp4 import (
+    moe_quant_info,
+    pad_hidden_states,
+    prepare_weights,
+)
 
-PLAN = "aiter_moe_plan"
+#: Where a layer keeps its plan from its construction on; ``mxfp4.PLAN`` says that it is laid out.
+PLANNED = "aiter_moe_planned"
 NEUTRAL_SCALE = 0x7F  # E8M0 for 1.0
 
 
@@ -42,6 +47,7 @@ def takes_aiter_path(method: Any) -> bool:
 def target() -> Target:
     """Where this process runs: AITER's architecture, its capabilities, the environment."""
     import aiter.fused_moe  # noqa: F401, so that its features can be tested
+
     import sglang
 
     capabilities = Capabilities.from_modules(sys.modules)
@@ -112,7 +118,10 @@ def create_weights(
     with_bias: bool = False,
     **attributes: Any,
 ) -> None:
-    """Plans the layer and allocates it at the plan's sizes.
+    """Plans the layer and allocates what the loader fills, without padding.
+
+    Padding is added when the weights are laid out. SGLang's loaders take the size of a buffer for the
+    rank's share of the checkpoint on some devices; unpadded, it is.
 
     Raises:
         ContractError: AITER would refuse, crash on, or compute this layer wrong. At load, not at the
@@ -129,30 +138,22 @@ def create_weights(
             with_bias=with_bias,
             **attributes,
         )
-    columns = _columns_as_loaded(layer, intermediate_size_per_partition, attributes)
+    # gpt-oss's loader shards whole MX blocks: 2880 on 4 ranks is 736 columns, not 720.
+    columns = -(-intermediate_size_per_partition // BLOCK) * BLOCK
     plan = plan_moe(spec_of(layer, hidden_size, columns, with_bias), target())
-    setattr(layer, PLAN, plan)
+    setattr(layer, PLANNED, plan)
     method.num_experts, method.with_bias = num_experts, with_bias
     method.hidden_size, method.hidden_pad = plan.padded_hidden_size, plan.hidden_pad
     method.intermediate_size_per_partition = plan.padded_intermediate_size
     method.intermediate_pad = plan.intermediate_pad
-    # On a CPU SGLang takes the buffer's size for the rank's share of the checkpoint, which is wrong
-    # for padded buffers; on ROCm it does not.
-    layer.__dict__["use_padded_loading"] = False
     _allocate(layer, plan, with_bias, attributes)
     return None
-
-
-def _columns_as_loaded(layer: Any, per_rank: int, attributes: Any) -> int:
-    """Intermediate columns that the loader may fill: gpt-oss's shards whole blocks (720 -> 736)."""
-    return -(-per_rank // BLOCK) * BLOCK
 
 
 def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, Any]) -> None:
     from sglang.srt.utils import set_weight_attrs
 
-    experts = layer.num_local_experts
-    hidden, inter = plan.padded_hidden_size, plan.padded_intermediate_size
+    hidden, inter = plan.spec.hidden_size, plan.spec.intermediate_size
     shapes = {
         "w13_weight": (2 * inter, hidden // 2),
         "w13_weight_scale": (2 * inter, hidden // BLOCK),
@@ -162,9 +163,10 @@ def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, 
     if with_bias:
         shapes |= {"w13_weight_bias": (2 * inter,), "w2_weight_bias": (hidden,)}
     for name, shape in shapes.items():
+        # Ranks whose share is smaller than the buffer keep the fill: zeros that weigh nothing.
         fill = NEUTRAL_SCALE if name.endswith("scale") else 0
         dtype = torch.bfloat16 if name.endswith("bias") else torch.uint8
-        tensor = torch.full((experts, *shape), fill, dtype=dtype)
+        tensor = torch.full((layer.num_local_experts, *shape), fill, dtype=dtype)
         parameter = torch.nn.Parameter(tensor, requires_grad=False)
         layer.register_parameter(name, parameter)
         set_weight_attrs(parameter, attributes)
@@ -174,7 +176,7 @@ def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, 
 
 def create_moe_runner(original: Any, method: Any, layer: Any, moe_runner_config: Any) -> None:
     """The AITER runner, with the activation that the checkpoint states (SGLang makes it ``swiglu``)."""
-    if getattr(layer, PLAN, None) is None:
+    if getattr(layer, PLANNED, None) is None:
         return original(method, layer, moe_runner_config)
     from sglang.srt.layers.moe import MoeRunner
     from sglang.srt.layers.moe.utils import MoeRunnerBackend
@@ -186,7 +188,7 @@ def create_moe_runner(original: Any, method: Any, layer: Any, moe_runner_config:
 
 def process_weights_after_loading(original: Any, method: Any, layer: Any) -> None:
     """Brings the loaded tensors into the plan's layout."""
-    plan = getattr(layer, PLAN, None)
+    plan = getattr(layer, PLANNED, None)
     if plan is None:
         return original(method, layer)
     from sglang.srt.layers.moe.utils import get_moe_a2a_backend
@@ -199,35 +201,9 @@ def process_weights_after_loading(original: Any, method: Any, layer: Any) -> Non
 
 def apply(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
     """One forward call. Serves standard and DeepEP dispatch alike: only ``hidden_states`` is read here."""
-    plan = getattr(layer, PLAN, None)
+    plan = getattr(layer, PLANNED, None)
     if plan is None:
         return original(method, layer, dispatch_output)
-    from sglang.srt.layers.moe.moe_runner.aiter import AiterMoeQuantInfo, AiterQuantType
-
-    hidden_states = dispatch_output.hidden_states
-    missing = plan.padded_hidden_size - hidden_states.shape[-1]
-    if missing:
-        hidden_states = torch.nn.functional.pad(hidden_states, (0, missing))
-    quant_info = AiterMoeQuantInfo(
-        w13_weight=_as_fp4(layer.w13_weight),
-        w2_weight=_as_fp4(layer.w2_weight),
-        quant_type=AiterQuantType.PER_1X32,
-        w13_scale=layer.w13_weight_scale,
-        w2_scale=layer.w2_weight_scale,
-        b13=getattr(layer, "w13_weight_bias", None),
-        b2=getattr(layer, "w2_weight_bias", None),
-        expert_mask=layer.dispatcher.expert_mask_gpu,
-        doweight_stage1=method.moe_runner_config.apply_router_weight_on_input,
-        hidden_pad=plan.hidden_pad,
-        intermediate_pad=plan.intermediate_pad,
-        gate_mode=plan.gate_mode.value,
-        plan=plan,
-    )
+    hidden_states = pad_hidden_states(dispatch_output.hidden_states, plan)
+    quant_info = moe_quant_info(layer, layer.dispatcher.expert_mask_gpu)
     return method.runner.run(dispatch_output._replace(hidden_states=hidden_states), quant_info)
-
-
-def _as_fp4(weight: torch.Tensor) -> torch.Tensor:
-    """A view in AITER's dtype. Views lose ``is_shuffled``, which AITER trusts instead of the bytes."""
-    view = weight.view(torch.float4_e2m1fn_x2)
-    view.is_shuffled = True
-    return view

@@ -1,0 +1,171 @@
+"""Starts the real ``sglang serve`` on this machine and takes it down again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+PLACEHOLDERS = PACKAGE / "testing" / "placeholders"
+#: Engine arguments of a machine without a GPU.
+CPU_ENGINE = (
+    "--device=cpu",
+    "--dtype=bfloat16",
+    "--attention-backend=torch_native",
+    "--disable-cuda-graph",
+    "--disable-overlap-schedule",
+    "--disable-radix-cache",
+    "--max-total-tokens=512",
+)
+
+
+class ServerDied(RuntimeError):
+    """The server ended, or did not answer in time; the message ends with its log."""
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    port: int
+    process: subprocess.Popen
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def environment(
+    *, release: Path | None = None, base: Mapping[str, str] | None = None, **variables: str | None
+) -> dict[str, str]:
+    """The environment of an SGLang process on a machine without a GPU.
+
+    Args:
+        release: ``--target`` directory of another SGLang release, searched first; more than one
+            directory can be joined by ``os.pathsep``.
+        base: environment to start from; this process's if None.
+        variables: set on top; None removes one.
+    """
+    env = dict(os.environ if base is None else base)
+    for name in list(env):
+        if name.startswith(("AITER_", "SGLANG_")):
+            del env[name]
+    paths = [] if release is None else [str(release)]
+    env["PYTHONPATH"] = os.pathsep.join([*paths, str(PLACEHOLDERS), str(PACKAGE.parent)])
+    env |= {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "sglang_aiter_moe.testing.carrier",
+        "SGLANG_AITER_MOE_BACKEND": "portable",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    for name, value in variables.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+def start(
+    model: Path, log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
+) -> Server:
+    """Starts ``sglang serve`` in a process group of its own and returns at once."""
+    port = port or free_port()
+    command = [
+        str(Path(sys.executable).with_name("sglang")),
+        "serve",
+        f"--model-path={model}",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        *CPU_ENGINE,
+        *arguments,
+    ]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=dict(env or environment()),
+            start_new_session=True,
+            cwd=log.parent,
+        )
+    return Server(port, process, log)
+
+
+def wait_until_healthy(server: Server, timeout: float = 480) -> None:
+    """Returns when the server answers.
+
+    Raises:
+        ServerDied: it ended or stayed silent; with the end of its log.
+    """
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            raise ServerDied(f"exit status {server.process.returncode}\n{_tail(server)}")
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            with urllib.request.urlopen(f"{server.url}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        time.sleep(0.5)
+    raise ServerDied(f"no answer within {timeout:.0f} s\n{_tail(server)}")
+
+
+def stop(server: Server) -> None:
+    """Ends the server and everything it started."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(timeout=10)
+        if not _group_alive(server.process.pid):
+            return
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def serving(
+    model: Path, log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
+) -> Iterator[Server]:
+    """A server that answers, for the length of a ``with`` block."""
+    server = start(model, log, *arguments, env=env, port=port)
+    try:
+        wait_until_healthy(server)
+        yield server
+    finally:
+        stop(server)
+
+
+def _tail(server: Server, lines: int = 60) -> str:
+    return "\n".join(server.log_text().splitlines()[-lines:])
