@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -127,12 +126,18 @@ def wait_until_healthy(server: Server, timeout: float = 480) -> None:
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
             raise ServerDied(f"exit status {server.process.returncode}\n{_tail(server)}")
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            with urllib.request.urlopen(f"{server.url}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
+        if _answers(server):
+            return
         time.sleep(0.5)
     raise ServerDied(f"no answer within {timeout:.0f} s\n{_tail(server)}")
+
+
+def _answers(server: Server) -> bool:
+    try:
+        with urllib.request.urlopen(f"{server.url}/health", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:  # URLError and HTTPError are OSErrors
+        return False
 
 
 def stop(server: Server) -> None:
