@@ -20,7 +20,10 @@ JsonOption = Annotated[
 
 def console(json_target: str | None = None) -> Console:
     """The console for people: standard error when JSON takes standard output."""
-    return Console(stderr=json_target == "-", highlight=False)
+    out = Console(stderr=json_target == "-", highlight=False)
+    if not out.is_terminal:
+        out = Console(stderr=json_target == "-", highlight=False, width=140)  # tables in logs
+    return out
 
 
 def write_json(data: Any, json_target: str | None) -> None:

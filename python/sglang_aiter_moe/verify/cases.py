@@ -72,7 +72,7 @@ class Case:
     aiter: str = "0.1.20"
     a16w4_kernel: str = SEPARATED
     unused_slots: int = 0
-    requantization: str = "epilogue"
+    requantization: str = "roundup"
     full: bool = False
 
 
@@ -102,8 +102,12 @@ def all_cases() -> Iterator[Case]:
     yield from _separated_models()
 
 
-def _situv2(layer: Layer, mode: str, tokens: int, **changes) -> Case:
+def situv2_case(layer: Layer, mode: str, tokens: int, **changes) -> Case:
+    """A SiTUv2 layer on gfx950 with the flags of a mode; `changes` are fields of the case."""
     interleaved = mode == "A8W4"
+    # AITER's tuned rows for K3 at TP8 requantise in the epilogue of stage 1; its heuristic kernels
+    # hand bf16 to a quantisation kernel (docs/contract.md section d).
+    tuned = layer.shape.intermediate == K3.shape.intermediate
     values = {
         "name": f"{layer.name}/{mode}/m{tokens}",
         "layer": layer,
@@ -112,15 +116,32 @@ def _situv2(layer: Layer, mode: str, tokens: int, **changes) -> Case:
         "layout": INTERLEAVED if interleaved else SEPARATED,
         "gate_mode": "interleave" if interleaved else "separated",
         "env": {**SITUV2_ENV[mode], **K3_OPT},
+        "requantization": "epilogue" if tuned else "roundup",
     }
     return Case(**{**values, **changes})
+
+
+def gfx1250_case(layer: Layer, mode: str, tokens: int) -> Case:
+    """A SiTUv2 layer on gfx1250, where AITER_FORCE_A8W4 alone chooses the mode."""
+    force = {"A4W4": {}, "A8W4": {"AITER_FORCE_A8W4": "1"}}[mode]
+    return situv2_case(
+        layer,
+        mode,
+        tokens,
+        name=f"{layer.name}/{mode}-gfx1250/m{tokens}",
+        layout=INTERLEAVED_GFX1250,
+        gate_mode="interleave",
+        env={**force, **K3_OPT},
+        arch="gfx1250",
+        requantization="roundup",
+    )
 
 
 def _k3() -> Iterator[Case]:
     """The 17 token counts of AITER's tuned K3 table, at K3's real size, in all three modes."""
     for mode in SITUV2_ENV:
         for tokens in K3_TOKENS:
-            yield _situv2(K3, mode, tokens, full=tokens > K3_TOKENS_BY_DEFAULT)
+            yield situv2_case(K3, mode, tokens, full=tokens > K3_TOKENS_BY_DEFAULT)
 
 
 def _k3_targets() -> Iterator[Case]:
@@ -128,24 +149,25 @@ def _k3_targets() -> Iterator[Case]:
     small = K3.with_experts(8)
     name = small.name
     for mode in SITUV2_ENV:
-        yield _situv2(small, mode, 0)
+        yield situv2_case(small, mode, 0)
+        yield situv2_case(small, mode, 16)
         for tokens in BOUND_TOKENS:  # SiTUv2 has no bound: nothing may change there
-            yield _situv2(small, mode, tokens)
-        env = SITUV2_ENV[mode]
-        yield _situv2(small, mode, 5, name=f"{name}/{mode}-padded-to-512/m5", env=env)
-    yield _situv2(small, "A16W4", 7, name=f"{name}/A16W4-gfx942/m7", arch="gfx942")
-    yield _situv2(small, "A16W4", 7, name=f"{name}/A16W4-aiter-0.1.19/m7", aiter="0.1.19")
-    yield _situv2(small, "A8W4", 7, name=f"{name}/A8W4-aiter-0.1.19/m7", aiter="0.1.19")
-    yield _situv2(small, "A4W4", 7, name=f"{name}/A4W4-aiter-0.1.19.post1/m7", aiter="0.1.19.post1")
+            yield situv2_case(small, mode, tokens)
+    yield situv2_case(small, "A16W4", 7, name=f"{name}/A16W4-gfx942/m7", arch="gfx942")
+    yield situv2_case(small, "A16W4", 7, name=f"{name}/A16W4-aiter-0.1.19/m7", aiter="0.1.19")
+    yield situv2_case(small, "A8W4", 7, name=f"{name}/A8W4-aiter-0.1.19/m7", aiter="0.1.19")
+    yield situv2_case(
+        small, "A4W4", 7, name=f"{name}/A4W4-aiter-0.1.19.post1/m7", aiter="0.1.19.post1"
+    )
     # This release does not know the flag, so it runs A16W4, and the plan has to say so.
     env = {**SITUV2_ENV["A4W4"], **K3_OPT}
-    yield _situv2(
+    yield situv2_case(
         small, "A16W4", 7, name=f"{name}/A4W4-flag-aiter-0.1.19/m7", env=env, aiter="0.1.19"
     )
     both = {**SITUV2_ENV["A4W4"], **SITUV2_ENV["A8W4"], **K3_OPT}
-    yield _situv2(small, "A8W4", 7, name=f"{name}/both-flags/m7", env=both)
+    yield situv2_case(small, "A8W4", 7, name=f"{name}/both-flags/m7", env=both)
     for tokens in (1, 64):
-        yield _situv2(
+        yield situv2_case(
             small,
             "A16W4",
             tokens,
@@ -155,17 +177,8 @@ def _k3_targets() -> Iterator[Case]:
             env={**K3_OPT, "SGLANG_AITER_MOE_A16W4_KERNEL": INTERLEAVED},
             a16w4_kernel=INTERLEAVED,
         )
-    for mode, env in (("A4W4", {}), ("A8W4", {"AITER_FORCE_A8W4": "1"})):
-        yield _situv2(
-            small,
-            mode,
-            33,
-            name=f"{name}/{mode}-gfx1250/m33",
-            layout=INTERLEAVED_GFX1250,
-            gate_mode="interleave",
-            env={**env, **K3_OPT},
-            arch="gfx1250",
-        )
+    for mode in ("A4W4", "A8W4"):
+        yield gfx1250_case(small, mode, 33)
 
 
 def _expert_parallel() -> Iterator[Case]:
@@ -177,9 +190,9 @@ def _expert_parallel() -> Iterator[Case]:
     )
     for layer, full in layers:
         for mode in ("A8W4", "A4W4"):  # AITER's A16W4 kernel takes no expert_mask
-            yield _situv2(layer, mode, 24, full=full)
+            yield situv2_case(layer, mode, 24, full=full)
             name = f"{layer.name}/{mode}-unused-slots/m24"
-            yield _situv2(layer, mode, 24, name=name, unused_slots=5, full=full)
+            yield situv2_case(layer, mode, 24, name=name, unused_slots=5, full=full)
 
 
 def _gpt_oss() -> Iterator[Case]:
@@ -188,12 +201,12 @@ def _gpt_oss() -> Iterator[Case]:
         real = gpt_oss_120b(tp)
         for layer, full in ((real.with_experts(8), False), (real, True)):
             for tokens in (4, *BOUND_TOKENS) if tp == 8 and not full else (4, 256):
-                yield _bounded(layer, tokens, interleave=True, full=full)
+                yield bounded_case(layer, tokens, interleave=True, full=full)
     for tokens in (4, *BOUND_TOKENS):
-        yield _bounded(gpt_oss_120b(8).with_experts(8), tokens, interleave=False)
+        yield bounded_case(gpt_oss_120b(8).with_experts(8), tokens, interleave=False)
 
 
-def _bounded(layer: Layer, tokens: int, *, interleave: bool, full: bool = False) -> Case:
+def bounded_case(layer: Layer, tokens: int, *, interleave: bool, full: bool = False) -> Case:
     """A layer that AITER gives bf16 activations below 256 tokens, and quantised ones from there on."""
     above = "A8W4" if interleave else "A4W4"
     form = "interleave" if interleave else "separated"
@@ -241,4 +254,4 @@ def _separated_models() -> Iterator[Case]:
             )
     for layer, full in ((MINIMAX_M3.with_experts(8), False), (MINIMAX_M3, True)):
         for tokens in (1, 31, *BOUND_TOKENS):
-            yield _bounded(layer, tokens, interleave=False, full=full)
+            yield bounded_case(layer, tokens, interleave=False, full=full)

@@ -43,12 +43,12 @@ class Layer:
         return self.global_experts or self.shape.experts
 
     def with_experts(self, experts: int) -> Layer:
-        """The same layer with fewer experts, which its name says; top-k is at most their number."""
+        """The same layer with fewer experts, which its name says; top-k is at most half of them."""
         return replace(
             self,
             name=f"{self.name}-e{experts}",
             shape=replace(self.shape, experts=experts),
-            topk=min(self.topk, experts),
+            topk=min(self.topk, experts // 2),
         )
 
     def with_expert_parallel(self, experts: int, rank: int) -> Layer:
@@ -97,7 +97,7 @@ DEEPSEEK_V4 = Layer(
     topk=6,
     activation=Activation.SILU,
     # The published config's value was not at hand: any limit that clamps some values will do.
-    limit=10.0,
+    limit=7.0,
 )
 QWEN3_5 = Layer(
     "qwen3.5-397b",
