@@ -353,6 +353,14 @@ _TABLE = (
         accepted="separated, gu_interleaved",
     ),
     Variable(
+        "SGLANG_USE_CPU_ENGINE",
+        "Runs SGLang's engine on a CPU; there the portable backend also takes over AITER's routing.",
+        "0",
+        "SGLang: at import. Here: at plugin registration.",
+        sglang=exactly_one(),
+        ours=exactly_one(),
+    ),
+    Variable(
         "SGLANG_AITER_MOE_ALLOW_UNTESTED",
         "Lets the patch set run on an SGLang release outside the tested range.",
         "0",
