@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -94,3 +95,37 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         np.copyto(target.numpy(), source.numpy())
     else:
         target.copy_(source)
+
+
+def gather(source: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    """``out[i] = source[index[i]]`` for flat uint8 tensors; every index is in range."""
+    if source.device.type == "cpu" and out.device.type == "cpu":
+        np.take(source.numpy(), index.numpy(), out=out.numpy(), mode="clip")
+    else:
+        torch.index_select(source, 0, index, out=out)
+
+
+#: Below this many bytes a second thread costs more than it saves.
+_WORTH_A_THREAD = 16 << 20
+
+
+def for_each(
+    count: int, work: Callable[[range], None], tensor: torch.Tensor, *, most: int | None = None
+) -> None:
+    """Hands the indices 0 .. count - 1 to ``work`` in as many parts as there are threads to use.
+
+    Args:
+        count: how many experts there are.
+        work: takes a part; parts do not overlap.
+        tensor: what is worked on, for its size and device.
+        most: the most parts, where each needs memory of its own.
+    """
+    parts = torch.get_num_threads() if tensor.device.type == "cpu" else 1
+    parts = min(parts, count, most or parts, 1 + tensor.numel() // _WORTH_A_THREAD)
+    if parts <= 1:
+        work(range(count))
+        return
+    # numpy copies without the interpreter's lock, so that plain threads share the work.
+    edges = [count * i // parts for i in range(parts + 1)]
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(work, map(range, edges, edges[1:])))

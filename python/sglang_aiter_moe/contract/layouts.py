@@ -23,8 +23,8 @@ TILE_BYTES = 16
 class WeightLayout(ABC):
     """A byte order of packed weights.
 
-    ``pack`` and ``unpack`` move one expert at a time. Besides the result they need no memory, or that
-    of one expert when they work in place.
+    ``pack`` and ``unpack`` move one expert at a time, on as many cores as torch uses. Besides the
+    result they need no memory, or that of at most two experts when they work in place.
     """
 
     #: The name that plans, the command line and the docs use.
@@ -173,18 +173,23 @@ class WeightLayout(ABC):
                 fix=f"pad gate and up of {what} to a multiple of {TILE_ROWS} rows each",
             )
         target = _bytes.output_for(source, source.shape, out, what)
-        scratch = torch.empty_like(source[0]) if _bytes.overlaps(source, target) else None
-        for expert in range(source.shape[0]):
-            taken = source[expert]
-            if scratch is not None:
-                _bytes.copy(scratch, taken)
-                taken = scratch
-            raw, packed = (taken, target[expert]) if packing else (target[expert], taken)
-            view, tiles = self._views(raw, packed, interleaved)
-            if packing:
-                _bytes.copy(tiles, view)
-            else:
-                _bytes.copy(view, tiles)
+        in_place = _bytes.overlaps(source, target)
+
+        def move(experts: range) -> None:
+            scratch = torch.empty_like(source[0]) if in_place else None
+            for expert in experts:
+                taken = source[expert]
+                if scratch is not None:
+                    _bytes.copy(scratch, taken)
+                    taken = scratch
+                raw, packed = (taken, target[expert]) if packing else (target[expert], taken)
+                view, tiles = self._views(raw, packed, interleaved)
+                if packing:
+                    _bytes.copy(tiles, view)
+                else:
+                    _bytes.copy(view, tiles)
+
+        _bytes.for_each(source.shape[0], move, source, most=2 if in_place else None)
         if out is not None:
             return out
         return target if given.dtype == torch.uint8 else target.view(given.dtype)

@@ -6,6 +6,7 @@ to 1.0; AITER leaves it uninitialised in its separated form. Source: docs/contra
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -55,8 +56,7 @@ class ScaleLayout(ABC):
 
         Args:
             raw: ``[E, N, K/32]`` uint8 or float8_e8m0fnu.
-            out: where to write, of :meth:`packed_shape`; may be ``raw`` itself where the shapes have
-                the same size. A new tensor by default.
+            out: where to write, of :meth:`packed_shape`. A new tensor by default.
             gate_up_interleaved: the raw rows alternate gate and up instead of gate half first.
             what: the tensor's name, for messages.
 
@@ -66,15 +66,20 @@ class ScaleLayout(ABC):
         source = _bytes.as_bytes(raw, what)
         self.check(source.shape, what=what)
         target = _bytes.output_for(source, self.packed_shape(source.shape), out, what)
-        source = self._units(source, gate_up_interleaved)
-        block, view, raw_rows = self._scratch(source, gate_up_interleaved)
+        units = self._units(source, gate_up_interleaved)
+        index = _index(self, tuple(units.shape[1:]), gate_up_interleaved).to(source.device)
         flat = target.view(-1)
-        size = block.numel()
-        for unit, rows in enumerate(source):
-            _bytes.copy(raw_rows, _rows_like(rows, gate_up_interleaved))
-            part = flat[unit * size : (unit + 1) * size]
-            _bytes.copy(part.view(view.shape), view)
-        flat[len(source) * size :].fill_(PAD_SCALE)
+        size = index.numel()
+
+        def move(experts: range) -> None:
+            taken = torch.empty(units[0].numel() + 1, dtype=torch.uint8, device=source.device)
+            taken[-1] = PAD_SCALE
+            for expert in experts:
+                _bytes.copy(taken[:-1].view(units[expert].shape), units[expert])
+                _bytes.gather(taken, index, flat[expert * size : (expert + 1) * size])
+
+        _bytes.for_each(len(units), move, source, most=2)
+        flat[len(units) * size :].fill_(PAD_SCALE)
         if out is not None:
             return out
         return target if raw.dtype == torch.uint8 else target.view(raw.dtype)
@@ -110,13 +115,22 @@ class ScaleLayout(ABC):
             )
         target = _bytes.output_for(source, shape, out, what)
         units = self._units(target, gate_up_interleaved)
-        block, view, raw_rows = self._scratch(units, gate_up_interleaved)
+        forward = _index(self, tuple(units.shape[1:]), gate_up_interleaved)
+        count = units[0].numel()
+        index = torch.empty(count + 1, dtype=torch.int64)
+        index[forward] = torch.arange(forward.numel())
+        index = index[:-1].to(source.device)
         flat = source.reshape(-1)
-        size = block.numel()
-        for unit, rows in enumerate(units):
-            part = flat[unit * size : (unit + 1) * size]
-            _bytes.copy(view, part.view(view.shape))
-            _bytes.copy(_rows_like(rows, gate_up_interleaved), raw_rows)
+        size = forward.numel()
+
+        def move(experts: range) -> None:
+            restored = torch.empty(count, dtype=torch.uint8, device=source.device)
+            for expert in experts:
+                rows = units[expert]
+                _bytes.gather(flat[expert * size : (expert + 1) * size], index, restored)
+                _bytes.copy(rows, restored.view(rows.shape))
+
+        _bytes.for_each(len(units), move, source, most=2)
         if out is not None:
             return out
         return target if packed.dtype == torch.uint8 else target.view(packed.dtype)
@@ -129,30 +143,16 @@ class ScaleLayout(ABC):
         """
         self.check(shape)
         raw = torch.arange(torch.Size(shape).numel()).view(tuple(shape))
-        raw = self._units(raw, gate_up_interleaved)
-        block, view, raw_rows = self._scratch(raw, gate_up_interleaved, pad=-1)
-        parts = []
-        for rows in raw:
-            raw_rows.copy_(_rows_like(rows, gate_up_interleaved))
-            parts.append(view.reshape(-1).clone())
-        missing = torch.Size(self.packed_shape(shape)).numel() - len(raw) * block.numel()
+        units = self._units(raw, gate_up_interleaved)
+        one = _index(self, tuple(units.shape[1:]), gate_up_interleaved)
+        count = units[0].numel()
+        parts = [torch.where(one < count, one + unit * count, -1) for unit in range(len(units))]
+        missing = torch.Size(self.packed_shape(shape)).numel() - len(units) * one.numel()
         return torch.cat([*parts, torch.full((missing,), -1)])
 
     def _units(self, raw: torch.Tensor, interleaved: bool) -> torch.Tensor:
         """The raw tensor as the blocks that are laid out one after another: one per expert."""
         return raw
-
-    def _scratch(
-        self, units: torch.Tensor, interleaved: bool, pad: int = PAD_SCALE
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A padded block for one unit, its view in packed order, and its rows in checkpoint order."""
-        _, rows, k = units.shape
-        size = (_round_up(rows, SUPER_ROW), self.columns(k))
-        block = torch.full(size, pad, dtype=units.dtype, device=units.device)
-        raw_rows = block[:rows, :k]
-        if interleaved:
-            raw_rows = raw_rows.unflatten(0, (2, -1))
-        return block, self._block(block), raw_rows
 
 
 class _Swizzled(ScaleLayout):
@@ -291,9 +291,16 @@ def scale_layout(name: str) -> ScaleLayout:
         ) from None
 
 
-def _rows_like(rows: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Checkpoint rows ``[N, C]``, as ``[2, N/2, C]`` gate first where they alternate."""
-    return rows.unflatten(0, (-1, 2)).transpose(0, 1) if interleaved else rows
+@functools.lru_cache(maxsize=16)
+def _index(layout: ScaleLayout, shape: tuple[int, int], interleaved: bool) -> torch.Tensor:
+    """int64: for each packed byte of one expert ``[N, K/32]`` its raw byte, N*K/32 for padding."""
+    rows, k = shape
+    block = torch.full((_round_up(rows, SUPER_ROW), layout.columns(k)), rows * k)
+    raw = torch.arange(rows * k).view(rows, k)
+    if interleaved:
+        raw = raw.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+    block[:rows, :k] = raw
+    return layout._block(block).reshape(-1).contiguous()
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -129,6 +129,42 @@ def test_interleaved_checkpoint_packs_like_its_deinterleaved_self():
         assert torch.equal(layout.pack(mixed, gate_up_interleaved=True), layout.pack(raw))
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_threads_share_the_experts(name, in_place, monkeypatch):
+    monkeypatch.setattr("sglang_aiter_moe.contract._bytes._WORTH_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    layout = layouts.weight_layout(name)
+    raw = torch.randint(0, 256, (7, 64, 128), dtype=torch.uint8)
+    expected = raw.reshape(-1)[layout.index_map(raw.shape)]
+    packed = layout.pack(raw.clone(), out=None)
+    if in_place:
+        packed = raw.clone()
+        layout.pack(packed, out=packed)
+    assert torch.equal(packed.reshape(-1), expected)
+    assert torch.equal(layout.unpack(packed), raw)
+
+
+def resident(field):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("name", ALL)
+def test_in_place_needs_at_most_two_experts(name):
+    """field W3: upstream permutes the whole tensor at once. Eight experts of 8 MiB here."""
+    raw = torch.zeros(8, 2048, 4096, dtype=torch.uint8)
+    layout = layouts.weight_layout(name)
+    layout.pack(raw[:2], out=raw[:2])  # thread pools and code pages are not the point
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    layout.pack(raw, out=raw)
+    assert resident("VmHWM") - before <= 2 * raw[0].numel() + (2 << 20)
+
+
 def test_dtype_is_kept():
     if not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this torch has no float4_e2m1fn_x2")
