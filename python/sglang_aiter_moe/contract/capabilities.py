@@ -297,6 +297,8 @@ def _features_by_test(
         for name, feature in FEATURES.items():
             if feature.kwargs:
                 found[name] = all(k in parameters for k in feature.kwargs)
+        # Three days apart, and in the same release.
+        found["gate_mode_decides"] = found["gate_mode"] and found["swiglu_limit"]
     activations = getattr(aiter, "ActivationType", None)
     if activations is not None:
         found["situv2"] = hasattr(activations, "Situv2") and found.get("situv2", True)

@@ -212,7 +212,7 @@ def _known(spec: MoeSpec, target: Target, kwargs: dict[str, Any]) -> dict[str, A
     known = target.capabilities.kwargs
     # Left out, these two mean what we would pass: AITER's default, and zero data.
     harmless = {"hidden_pad", "intermediate_pad"}
-    if kwargs.get("swiglu_limit") == SWIGLU_DEFAULT_LIMIT and not spec.swiglu_limit:
+    if spec.activation is Activation.SWIGLU and kwargs["swiglu_limit"] == SWIGLU_DEFAULT_LIMIT:
         harmless.add("swiglu_limit")
     for name in [name for name in kwargs if name not in known]:
         if name not in harmless:

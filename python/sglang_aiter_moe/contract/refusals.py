@@ -216,7 +216,7 @@ def check_choice(
         raise ContractError(
             f"{where} reaches {family.name}, which computes {computed} alone, without a word: {choice.reason}",
             allowed=_kernels_for(spec, target),
-            fix=_activation_fix(spec, choice),
+            fix=_activation_fix(target, choice),
         )
     reads = target.a16w4_kernel if family.name == "flydsl_a16w4" else family.reads
     if reads != layout:
@@ -267,6 +267,8 @@ def _when(variable: environ.Variable) -> str:
 def _kernels_for(spec: MoeSpec, target: Target) -> str:
     if target.arch == "gfx942":
         return "SiTUv2 in A16W4, or interleaved SwiGLU, on gfx942"
+    if target.arch == "gfx1250":
+        return "SiLU, SwiGLU and SiTUv2 on gfx1250"
     if spec.activation is Activation.GELU:
         return "GELU on CK 2-stage alone: gfx950, separated, FlyDSL and split-k off"
     if spec.activation is Activation.SITUV2:
@@ -300,12 +302,12 @@ def _route_fix(spec: MoeSpec, target: Target, mode: ActivationMode, gate_mode: G
     return "type `unset AITER_FLYDSL_FORCE AITER_KSPLIT`"
 
 
-def _activation_fix(spec: MoeSpec, choice: Choice) -> str:
-    if choice.family.name == "silu_tuned" or choice.tuned:
+def _activation_fix(target: Target, choice: Choice) -> str:
+    if target.arch == "gfx1250":
+        return "use another MoE backend for this layer"
+    if choice.tuned:
         return "type `export AITER_BYPASS_TUNE_CONFIG=1`, which makes AITER ignore its tuned rows"
-    if spec.activation is Activation.GELU:
-        return "type `export SGLANG_USE_AITER_MOE_GU_ITLV=0 AITER_FLYDSL_FORCE=0 AITER_KSPLIT=1`"
-    return "use another MoE backend for this layer"
+    return "type `export SGLANG_USE_AITER_MOE_GU_ITLV=0 AITER_FLYDSL_FORCE=0 AITER_KSPLIT=1`"
 
 
 def _mask_fix(spec: MoeSpec, mode: ActivationMode) -> str:

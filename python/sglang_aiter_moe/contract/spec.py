@@ -17,6 +17,8 @@ A16W4_KERNEL = "SGLANG_AITER_MOE_A16W4_KERNEL"
 A16W4_KERNELS = ("separated", "gu_interleaved")
 #: AITER packs a token's index into 24 bits (docs/contract.md section d, sorting).
 MAX_TOKENS = 1 << 24
+#: It packs the slot into the 8 bits above.
+MAX_TOPK = 255
 #: One E8M0 scale per 32 elements (OCP MX spec).
 BLOCK = 32
 
@@ -77,6 +79,13 @@ class MoeSpec:
                     allowed="an integer of at least 1",
                     fix=f"take {name} from the model's config, divided over the ranks",
                 )
+        most = MAX_TOPK if self.expert_parallel else min(MAX_TOPK, self.num_experts)
+        if self.topk > most:
+            raise ContractError(
+                f"topk is {self.topk} with {self.num_experts} experts",
+                allowed=f"at most {most}",
+                fix="take topk from the model's config; set expert_parallel where experts are elsewhere",
+            )
         for name in ("hidden_size", "intermediate_size"):
             value = getattr(self, name)
             if value % BLOCK:

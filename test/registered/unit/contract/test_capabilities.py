@@ -247,5 +247,34 @@ def test_portable_without_flydsl_is_recognised():
         assert not Capabilities.from_modules(sys.modules).flydsl_available
 
 
+def test_gate_mode_alone_does_not_decide(detect):
+    assert not detect(OLD, source=VARIABLES).has("gate_mode_decides")
+
+
+@pytest.mark.parametrize("stated", ["git-main", "0"])
+def test_a_version_that_says_nothing(detect, stated):
+    made = detect(NOW, version=stated, source=VARIABLES)
+    assert not made.identified and made.has("runtime_betas")
+
+
+def test_a_signature_that_says_nothing():
+    modules, fused, _ = aiter_modules(NOW, version="0.1.19")
+    fused.fused_moe = lambda *args, **kwargs: None
+    found = Capabilities.from_modules(modules)
+    assert found.features == Capabilities.for_release("0.1.19").features
+    fused.fused_moe = print.__class__  # no signature at all
+    assert Capabilities.from_modules(modules).has("situv2")
+
+
+def test_names_and_shuffles_may_be_missing():
+    modules, _, _ = aiter_modules(NOW, version="0.1.19")
+    del modules["aiter.ops.shuffle"]
+    del modules["aiter"].ActivationType
+    assert (
+        Capabilities.from_modules(modules).features == Capabilities.for_release("0.1.19").features
+    ) is False  # shared_w1 is in the signature
+    assert Capabilities.from_modules(modules).has("gfx1250_shuffle")
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

@@ -190,5 +190,22 @@ def test_unknown_name():
         scale_layouts.scale_layout("swizzled")
 
 
+def test_shared_rows_cannot_alternate():
+    raw = torch.zeros(3, 80, 5, dtype=torch.uint8)
+    layout = scale_layouts.SeparatedScale(allow_shared_rows=True)
+    with pytest.raises(ContractError, match="alternate gate and up"):
+        layout.pack(raw, gate_up_interleaved=True)
+
+
+def test_unpack_into_a_given_tensor():
+    raw = torch.randint(0, 255, (2, 32, 12), dtype=torch.uint8)
+    layout = scale_layouts.scale_layout("a16w4")
+    packed = layout.pack(raw)
+    out = torch.empty_like(raw)
+    assert layout.unpack(packed, raw.shape, out=out) is out and torch.equal(out, raw)
+    back = layout.unpack(packed.view(torch.float8_e8m0fnu), raw.shape)
+    assert back.dtype == torch.float8_e8m0fnu
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

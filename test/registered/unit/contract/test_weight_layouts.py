@@ -254,5 +254,13 @@ def test_unknown_name():
         layouts.weight_layout("interleaved")
 
 
+def test_interleaved_rows_that_do_not_fill_tiles():
+    raw = torch.zeros(1, 48, 64, dtype=torch.uint8)
+    layouts.SEPARATED.pack(raw)
+    with pytest.raises(ContractError, match="48 rows that alternate"):
+        layouts.SEPARATED.pack(raw, gate_up_interleaved=True)
+    assert layouts.SEPARATED.packed_shape((2, 48, 64)) == (2, 48, 64)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))
