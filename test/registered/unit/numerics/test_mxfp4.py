@@ -170,6 +170,16 @@ def test_a_bad_element_spoils_its_own_block_only():
         assert torch.equal(value[1], x[1])
 
 
+@pytest.mark.parametrize("rule", QUANTISERS)
+def test_codes_under_a_nan_scale_do_not_depend_on_what_is_there(rule):
+    x = torch.linspace(-3, 3, 32)
+    x[5] = torch.tensor(-math.nan)
+    assert x[5].signbit() and x[0].signbit()
+    packed, scales = QUANTISERS[rule](x)
+    assert scales.tolist() == [255]
+    assert unpack_e2m1(packed).tolist() == [3] * 32
+
+
 def test_epilogue_of_inf_saturates_and_of_nan_stays_nan():
     x = torch.zeros(64)
     x[:3] = torch.tensor([math.inf, -math.inf, 1.0])

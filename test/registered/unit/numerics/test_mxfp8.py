@@ -100,6 +100,16 @@ def test_a_bad_element_spoils_its_own_block_only():
         assert value.isnan().sum() == 32 and value[0, 32:64].isnan().all()
 
 
+@pytest.mark.parametrize("rule", QUANTISERS)
+def test_codes_under_a_nan_scale_do_not_depend_on_what_is_there(rule):
+    x = torch.linspace(-3, 3, 32)
+    x[5] = torch.tensor(-math.nan)
+    assert x[5].signbit() and x[0].signbit()
+    codes, scales = QUANTISERS[rule](x)
+    assert scales.tolist() == [255]
+    assert code_bytes(codes).tolist() == [0x7F] * 32
+
+
 def test_epilogue_of_inf_and_nan_stay_nan():
     x = torch.zeros(64)
     x[:2] = torch.tensor([math.inf, 2.0**120])

@@ -394,6 +394,17 @@ def test_padding_may_end_within_a_block(mode):
     assert relative_error(declared, run(BIASED, mode=mode, activation="silu")) > 0.1
 
 
+@pytest.mark.parametrize("mode", [None, "A8W4", "A4W4"])
+def test_input_padding_within_a_block_does_not_reach_its_scale(mode):
+    hidden_pad = 24
+    zeros, dirty = X.clone(), X.clone()
+    zeros[:, H - hidden_pad :] = 0
+    dirty[:, H - hidden_pad :] = math.nan
+    expected = run(x=zeros, mode=mode)
+    expected[:, H - hidden_pad :] = 0
+    torch.testing.assert_close(run(x=dirty, mode=mode, hidden_pad=hidden_pad), expected)
+
+
 # --- NaN, stage 1, progress, memory
 
 
@@ -466,6 +477,7 @@ def raw(**changes):
         (lambda: run(x=X.int()), "x has dtype torch.int32"),
         (lambda: run(x=X[0]), r"x has shape \[96\]"),
         (lambda: run(ids=IDS[:-1]), r"topk_ids has shape \[6, 3\]"),
+        (lambda: run(ids=IDS[:-1], weights=WEIGHTS[:-1]), r"topk_ids has shape \[6, 3\]"),
         (lambda: run(weights=WEIGHTS[:, :-1]), r"topk_weights \[7, 2\]"),
         (lambda: run(ids=IDS.float()), "topk_ids has dtype torch.float32"),
         (lambda: run(ids=IDS + 1), "topk_ids holds ids from 1 to 5"),
