@@ -49,7 +49,7 @@ def parameters(machine: Machine) -> dict[str, Any]:
         optional |= {"beta": None, "linear_beta": None}
     if release.has_gate_mode:
         optional["gate_mode"] = "separated"
-    if release.has_situv2_a4w4:
+    if release.has_shared_expert:
         optional |= dict.fromkeys(_SHARED_EXPERT) | {"shared_expert_id": -1}
     if release.has_stage2_scatter:
         optional["stage2_scatter"] = None

@@ -42,7 +42,7 @@ class TunedRow:
             expert mask. AITER matches both exactly, but neither changes what the kernels do with a row
             of tokens, and a slice of the layer is to run what the layer runs.
         arch: gfx name.
-        since: the AITER release that brought it.
+        since: the property of ``Release`` that a release needs to have it.
     """
 
     activation: int
@@ -56,7 +56,7 @@ class TunedRow:
     tokens: frozenset[int] | None = None
     slices: bool = False
     arch: str = "gfx950"
-    since: str = "0.1.14"
+    since: str = "gate_mode_decides"
     ksplit: int = 0
     run_1stage: bool = False
 
@@ -85,10 +85,12 @@ _ANY = (None,)
 
 BUILTIN: tuple[TunedRow, ...] = (
     # Kimi K3 (kimik3_*)
-    *_rows(_A16W4, SITUV2, BF16, 3584, (384, 512), **_K3, tokens=_pow2(1, 16384), since="0.1.19"),
-    *_rows(_A8W4_LAYOUT, SITUV2, FP8, 3584, (384, 512), **_K3, since="0.1.19"),
-    *_rows(_A8W4, SITUV2, FP8, 3584, (3072,), **_K3, tokens=frozenset({4096}), since="0.1.19"),
-    *_rows(_A4W4_LAYOUT, SITUV2, FP4, 3584, (384,), **_K3, since="0.1.19.post1"),
+    *_rows(
+        _A16W4, SITUV2, BF16, 3584, (384, 512), **_K3, tokens=_pow2(1, 16384), since="has_situv2"
+    ),
+    *_rows(_A8W4_LAYOUT, SITUV2, FP8, 3584, (384, 512), **_K3, since="has_situv2"),
+    *_rows(_A8W4, SITUV2, FP8, 3584, (3072,), **_K3, tokens=frozenset({4096}), since="has_situv2"),
+    *_rows(_A4W4_LAYOUT, SITUV2, FP4, 3584, (384,), **_K3, since="has_situv2_a4w4"),
     # gpt-oss-120b (gptoss_*); the A16W4 names are marks, the order of section b.3 decides there
     *_rows(_MARKS, SWIGLU, BF16, 3072, (512, 1536, 3072), **_GPT_OSS, tokens=_pow2(1, 256)),
     *_rows(_A4W4, SWIGLU, FP4, 3072, (512, 1536, 3072), **_GPT_OSS),
@@ -97,11 +99,11 @@ BUILTIN: tuple[TunedRow, ...] = (
     *_rows(_A8W4, SILU, FP8, 7168, (256, 384, 512, 768, 1536), ((384, 6), (385, 7), (48, 6))),
     *_rows(_A8W4, SILU, FP8, 4096, (256,), ((256, 6),)),
     # MiniMax-M3 (minimax_m3_fp4)
-    *_rows(_A4W4_LAYOUT, SWIGLU, FP4, 6144, (384, 768), ((129, 5),), since="0.1.18"),
+    *_rows(_A4W4_LAYOUT, SWIGLU, FP4, 6144, (384, 768), ((129, 5),), since="has_mxmoe"),
     # SiLU on the mxmoe port: Qwen3.5, GLM5, Kimi K2. Found whatever the activation, on a miss.
-    *_rows(_MXMOE, SILU, FP4, 4096, (256, 512), ((512, None), (513, None)), since="0.1.18"),
-    *_rows(_MXMOE, SILU, FP4, 6144, (512,), ((257, None),), since="0.1.18"),
-    *_rows(_MXMOE, SILU, FP4, 7168, _ANY, ((384, None), (385, None)), since="0.1.18"),
+    *_rows(_MXMOE, SILU, FP4, 4096, (256, 512), ((512, None), (513, None)), since="has_mxmoe"),
+    *_rows(_MXMOE, SILU, FP4, 6144, (512,), ((257, None),), since="has_mxmoe"),
+    *_rows(_MXMOE, SILU, FP4, 7168, _ANY, ((384, None), (385, None)), since="has_mxmoe"),
 )
 
 
@@ -116,10 +118,7 @@ class TunedTable:
     """Rows to look calls up in; read once."""
 
     def __init__(self, rows: Iterable[TunedRow], release: Release, arch: str) -> None:
-        known = [
-            r for r in rows if r.arch == arch and Release.parse(r.since).version <= release.version
-        ]
-        self._rows = tuple(known)
+        self._rows = tuple(r for r in rows if r.arch == arch and getattr(release, r.since))
 
     @classmethod
     def from_environment(cls, env, release: Release, arch: str) -> TunedTable:
@@ -212,7 +211,7 @@ def read_csv(path: str) -> list[TunedRow]:
                     topk=int(line["topk"]),
                     tokens=frozenset({int(line["token"])}),
                     arch=line.get("gfx") or _ARCH_OF_CUS.get(int(line["cu_num"]), ""),
-                    since="0.1.13",
+                    since="has_gate_mode",
                     ksplit=int(float(line.get("ksplit") or 0)),
                     run_1stage=bool(int(float(line.get("run_1stage") or 0))),
                 )

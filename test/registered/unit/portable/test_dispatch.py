@@ -291,6 +291,8 @@ class TestReleases:
             ("0.1.19.post2", "A4W4"),
             ("6dc26b7a8", "A4W4"),
             ("6dc26b7a81", "A4W4"),
+            ("4045b2de7b", "A4W4"),
+            ("00cbe979f2", "A16W4"),  # two days before the flag
             ("0.1.20", "A4W4"),
             ("0.1.20.post1", "A4W4"),
             ("e4048607a535", "A4W4"),

@@ -369,6 +369,7 @@ ALL = {"gate_mode", "swiglu_limit", "beta", "linear_beta", "shared_w1", "stage2_
         ("0.1.18", {"gate_mode", "swiglu_limit"}),
         ("0.1.19", {"gate_mode", "swiglu_limit", "beta", "linear_beta"}),
         ("0.1.19.post1", ALL - {"stage2_scatter"}),
+        ("00cbe979f2", ALL - {"stage2_scatter"}),
         ("6dc26b7a8", ALL - {"stage2_scatter"}),
         ("0.1.20", ALL - {"stage2_scatter"}),
         ("e4048607a535", ALL),
