@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -68,15 +73,18 @@ def verify(
             json_target,
         )
         return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=out,
-        transient=out.is_terminal,
-        disable=not out.is_terminal,
-    ) as progress:
+    with (
+        _termination_as_exit(),
+        Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=out,
+            transient=out.is_terminal,
+            disable=not out.is_terminal,
+        ) as progress,
+    ):
         report = run(
             chosen,
             chosen_controls,
@@ -88,6 +96,20 @@ def verify(
     _show(report, out)
     write_json(report.to_json(), json_target)
     raise typer.Exit(0 if report.holds else 1)
+
+
+@contextlib.contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Lets SIGTERM unwind, so that weight files of GBs do not stay behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _show(report, out: Console) -> None:

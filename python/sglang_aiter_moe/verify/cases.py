@@ -24,7 +24,7 @@ from sglang_aiter_moe.verify.layers import (
 )
 
 K3_TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-K3_TOKENS_BY_DEFAULT = 64
+K3_TOKENS_BY_DEFAULT = 256
 BOUND_TOKENS = (255, 256, 257)
 
 SEPARATED = "separated"

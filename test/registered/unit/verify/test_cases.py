@@ -33,7 +33,7 @@ def test_k3_runs_at_its_real_size_at_all_seventeen_token_counts(mode):
         shape = case.layer.shape
         assert (shape.experts, shape.hidden, shape.intermediate) == (896, 3584, 384)
         assert case.layer.topk == 16
-        assert case.full == (case.tokens > 64)
+        assert case.full == (case.tokens > 256)
 
 
 def test_a_reduced_number_of_experts_is_in_the_name():

@@ -1,0 +1,159 @@
+"""`doctor` runs where nothing is installed, and names each contradiction with the line to type."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_aiter_moe import environ, plugin
+from sglang_aiter_moe.cli import app, doctor_checks
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=20, suite="base-a-test-cpu")
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch):
+    """No variable is set, and the packages that this machine may have are not looked at."""
+    for name in environ.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor_checks, "aiter_package", lambda: None)
+    monkeypatch.setattr(doctor_checks, "_gpu_arch", lambda: None)
+    monkeypatch.setattr(plugin, "installed_release", lambda: None)
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json", "-"])
+    return result, json.loads(result.stdout)
+
+
+def texts(report, level):
+    return [f"{f['text']} | {f['fix']}" for f in report["findings"] if f["level"] == level]
+
+
+def test_missing_programs_are_warnings():
+    result, report = run()
+    assert result.exit_code == 0
+    assert report["bad"] == 0
+    warned = "\n".join(texts(report, "warn"))
+    for missing in ("SGLang is not installed", "AITER is not installed", "no ROCm GPU"):
+        assert missing in warned
+    assert "[warn]" in result.stderr
+    assert "[ok]" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "resolved"),
+    [
+        ({}, "mode A16W4, w13 laid out separated, gate_mode separated"),
+        ({"AITER_SITUV2_A8W4": "1"}, "mode A8W4, w13 laid out gu_interleaved"),
+        ({"AITER_SITUV2_A4W4": "1"}, "mode A4W4, w13 laid out separated"),
+    ],
+)
+def test_the_resolved_mode_is_shown(monkeypatch, flags, resolved):
+    for name, value in flags.items():
+        monkeypatch.setenv(name, value)
+    result, report = run()
+    assert result.exit_code == 0
+    assert any(resolved in text for text in texts(report, "ok"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("AITER_SITUV2_A8W4", "true", "export AITER_SITUV2_A8W4=1"),
+        ("AITER_SITUV2_A8W4", "", "export AITER_SITUV2_A8W4=0"),
+        ("AITER_SITUV2_A4W4", " 1", "export AITER_SITUV2_A4W4=1"),
+        ("AITER_FORCE_A8W4", "", "export AITER_FORCE_A8W4="),
+        ("AITER_BF16_FP8_MOE_BOUND", "many", "unset AITER_BF16_FP8_MOE_BOUND"),
+        ("SGLANG_AITER_MOE_BACKEND", "cuda", "use one of auto, aiter, portable"),
+    ],
+)
+def test_contradictions_fail_with_the_line_to_type(monkeypatch, name, value, fix):
+    monkeypatch.setenv(name, value)
+    result, report = run()
+    assert result.exit_code == 1
+    assert any(name in text and fix in text for text in texts(report, "bad")), report["findings"]
+    assert "[bad]" in result.stderr
+
+
+def test_what_doctor_says_to_type_is_enough(monkeypatch):
+    monkeypatch.setenv("AITER_SITUV2_A8W4", "true")
+    _, report = run()
+    line = texts(report, "bad")[0].partition("export ")[2].partition("`")[0]
+    name, _, value = line.partition("=")
+    monkeypatch.setenv(name, value)
+    result, _ = run()
+    assert result.exit_code == 0
+
+
+def test_a_variable_without_a_reader_is_a_warning(monkeypatch):
+    monkeypatch.setenv("SGLANG_K3_FLYDSL_AR_NORM", "1")
+    result, report = run()
+    assert result.exit_code == 0
+    assert any("nothing reads it" in text for text in texts(report, "warn"))
+
+
+def test_the_kill_switch_is_shown(monkeypatch):
+    monkeypatch.setenv("SGLANG_AITER_MOE_ENABLE", "0")
+    _, report = run()
+    assert any("switched off" in text for text in texts(report, "warn"))
+
+
+def test_a_combination_that_the_plan_refuses_is_bad():
+    result, report = run("--tp", "8", "--ep", "8")
+    assert result.exit_code == 1
+    assert any("expert mask" in text for text in texts(report, "bad"))
+
+
+@pytest.fixture
+def aiter(tmp_path, monkeypatch):
+    """A directory that looks like an AITER checkout without any kernel built."""
+    package = tmp_path / "aiter"
+    for directory in ("ops", "jit/build", "configs/model_configs"):
+        (package / directory).mkdir(parents=True)
+    (package / "ops" / "shuffle.py").write_text("")
+    (package / "__init__.py").write_text("raise RuntimeError('doctor imports AITER')\n")
+    monkeypatch.setattr(doctor_checks, "aiter_package", lambda: package)
+    monkeypatch.setattr(doctor_checks, "_version", lambda name: {"amd-aiter": "0.1.19"}.get(name))
+    return package
+
+
+def test_an_old_aiter_is_named_and_its_rules_hold(aiter, monkeypatch):
+    monkeypatch.setenv("AITER_SITUV2_A4W4", "1")
+    _, report = run()
+    ok = texts(report, "ok")
+    assert any("release 0.1.19" in text for text in ok)
+    assert any("mode A16W4" in text and "ignores AITER_SITUV2_A4W4" in text for text in ok)
+
+
+def test_cold_kernels_locks_and_tables_are_shown(aiter):
+    (aiter / "jit" / "build" / "lock_module_moe").write_text("")
+    table = aiter / "configs" / "model_configs" / "kimik3_a4w4_tuned_fmoe.csv"
+    table.write_text("cu_num,token\n256,1\n256,2\n")
+    _, report = run()
+    warned = "\n".join(texts(report, "warn"))
+    assert "no kernel module is built yet" in warned
+    assert "1 lock files" in warned
+    assert any("1 tuned tables with 2 rows" in text for text in texts(report, "ok"))
+    (aiter / "jit" / "module_moe.so").write_text("")
+    _, report = run()
+    assert any("1 kernel modules are built" in text for text in texts(report, "ok"))
+
+
+def test_aiter_is_found_without_importing_it(tmp_path, monkeypatch):
+    package = tmp_path / "aiter"
+    (package / "ops").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "aiter", raising=False)
+    monkeypatch.undo()  # the real aiter_package
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor_checks.aiter_package() is None  # PyPI's `aiter` has no ops.shuffle
+    (package / "ops" / "shuffle.py").write_text("")
+    assert doctor_checks.aiter_package() == package
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
