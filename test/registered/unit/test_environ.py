@@ -1,4 +1,4 @@
-"""The parsers of docs/contract.md section b.5, and that the table has every variable of the brief."""
+"""The parsers of docs/contract.md section b.5, and that the table has every variable of that section."""
 
 import os
 import sys
