@@ -76,9 +76,9 @@ def _initialize_attention(args: Any, model_config: Any) -> None:
 def build_carrier(model_config: Any, model_path: str | Path) -> Any:
     """The carrier model with its weights loaded and post-processed by SGLang's own loader functions."""
     from safetensors import safe_open
-
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.model_loader.weight_utils import get_quant_config
+
     from sglang_aiter_moe.testing.carrier.carrier_model import CarrierForCausalLM
 
     quant_config = get_quant_config(model_config, LoadConfig(), {})

@@ -1,7 +1,8 @@
 """Loads of the two operands of a matrix product, in the form that the product takes.
 
 ``DOT`` says how (``launch.dot_kind``):
-- "bf16": both operands are decoded to bf16, exactly (E2M1 and E4M3 times a power of two fit), for ``tl.dot``; runs anywhere.
+- "bf16": both operands are decoded to bf16, exactly (E2M1 and E4M3 times a power of two fit), for ``tl.dot``;
+  runs anywhere.
 - "scaled": codes and scales go to ``tl.dot_scaled``: one scaled MFMA (gfx950) or WMMA (gfx1250) a step.
 - "f32": as "bf16", then widened; for Triton's interpreter, which multiplies bf16 as the integers it keeps them in.
 The products are the same numbers in all three.

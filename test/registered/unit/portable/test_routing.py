@@ -253,7 +253,7 @@ def test_the_aiter_name_takes_the_keywords_that_sglang_passes():
 )
 def test_the_aiter_name_raises_on_mixed_dtypes(logits_dtype, bias_dtype):
     logits, bias = draw(2, 16, logits_dtype, bias_dtype)
-    with pytest.raises(ContractError, match="correction_bias is .*gating_output is"):
+    with pytest.raises(ContractError, match=r"correction_bias is .*gating_output is"):
         aiter_call(logits, bias)
 
 
@@ -265,7 +265,7 @@ def test_the_aiter_name_raises_where_aiter_does():
         aiter_call(logits, bias, groups=3)
     with pytest.raises(ContractError, match="topk_group is 3"):
         aiter_call(logits, bias, groups=2, kept=3)
-    with pytest.raises(ContractError, match="topk_ids is torch.int64"):
+    with pytest.raises(ContractError, match=r"topk_ids is torch\.int64"):
         biased_grouped_topk(
             logits, bias, torch.empty(4, 2), torch.empty(4, 2, dtype=torch.int64), 1, 1, True
         )

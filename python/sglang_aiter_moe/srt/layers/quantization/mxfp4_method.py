@@ -47,7 +47,6 @@ def takes_aiter_path(method: Any) -> bool:
 def target() -> Target:
     """Where this process runs: AITER's architecture, its capabilities, the environment."""
     import aiter.fused_moe  # noqa: F401, so that its features can be tested
-
     import sglang
 
     capabilities = Capabilities.from_modules(sys.modules)
