@@ -1,4 +1,4 @@
-"""`layout`: where each byte of a weight or a scale goes."""
+"""`layout`: where each byte of a weight or a scale goes; what layout a file's experts are in."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ SCALE_FORMS = ("separated", "a16w4", "a16w4_gate_up", "n32k4", "n32k4_gate_up")
 
 def layout(
     form: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="FORM",
             help=f"Weights: {', '.join(WEIGHT_FORMS)}. Scales: {', '.join(SCALE_FORMS[1:])}; "
             "`separated` with --scales.",
         ),
-    ],
-    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Rows of one expert.")],
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", metavar="N", help="Rows of one expert.")
+    ] = None,
     cols: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--cols",
             metavar="K",
             help="Elements a row: K/2 bytes of weights, K/32 bytes of scales.",
         ),
-    ],
+    ] = None,
     scales: Annotated[
         bool, typer.Option("--scales", help="The E8M0 scales of such rows, not the weights.")
     ] = False,
@@ -39,12 +41,44 @@ def layout(
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw it.", dir_okay=False)
     ] = None,
     lines: Annotated[int, typer.Option("--lines", help="Lines to show; 0 for all.", min=0)] = 40,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check",
+            metavar="FILE",
+            help="Tell which layout a safetensors file's experts are in, with the evidence. Exit "
+            "status 0: told, 1: it contradicts the file's own plan, 2: unknown.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="CONFIG", help="The model's config.json, for --check."),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="RAW", help="The raw checkpoint, as evidence."),
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", min=1)] = 1,
+    ep: Annotated[int, typer.Option("--ep", help="Expert-parallel ranks.", min=1)] = 1,
+    tp_rank: Annotated[int, typer.Option("--tp-rank", help="Which of --tp.", min=0)] = 0,
+    ep_rank: Annotated[int, typer.Option("--ep-rank", help="Which of --ep.", min=0)] = 0,
     json_target: JsonOption = None,
 ) -> None:
     """Show where each byte goes: packed position, and the row and byte it comes from.
 
-    Of two halves of rows, the first is called gate and the second up, as in w13.
+    Of two halves of rows, the first is called gate and the second up, as in w13. With --check: tell the
+    layout of a file.
     """
+    if check is not None:
+        from sglang_aiter_moe.cli import layout_check
+
+        raise typer.Exit(
+            layout_check.run(
+                check, config, against, (tp, tp_rank), (ep, ep_rank), json_target=json_target
+            )
+        )
+    if form is None or rows is None or cols is None:
+        raise typer.BadParameter("FORM with --rows and --cols, or --check FILE")
     # torch takes seconds to import, and --help should not wait for it.
     from sglang_aiter_moe.cli import layout_picture
     from sglang_aiter_moe.cli.layout_runs import resolve, runs
