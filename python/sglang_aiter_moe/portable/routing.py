@@ -74,6 +74,7 @@ def biased_topk(
         ContractError: for shapes, dtypes, devices or group numbers that do not fit.
     """
     _check(logits, bias, topk, num_expert_group, topk_group)
+    _check_counts(logits, num_tokens, num_shared_slots)
     width = topk + num_shared_slots
     if out is None:
         out = (
@@ -261,6 +262,27 @@ def _check(
             f"topk is {topk}",
             allowed=f"1 to {available}, the experts of {topk_group} of {num_expert_group} groups",
             fix="take topk from the model's config, without the shared experts",
+        )
+
+
+def _check_counts(
+    logits: torch.Tensor, num_tokens: torch.Tensor | int | None, num_shared_slots: int
+) -> None:
+    if num_shared_slots < 0:
+        raise ContractError(
+            f"num_shared_slots is {num_shared_slots}",
+            allowed="0 or more",
+            fix="pass a count of columns",
+        )
+    if isinstance(num_tokens, torch.Tensor) and (
+        num_tokens.numel() != 1
+        or num_tokens.dtype not in (torch.int32, torch.int64)
+        or num_tokens.device != logits.device
+    ):
+        raise ContractError(
+            f"num_tokens is {num_tokens.dtype} {tuple(num_tokens.shape)} on {num_tokens.device}",
+            allowed=f"one int32 or int64 on {logits.device}",
+            fix="pass the number of real rows, as SGLang's num_token_non_padded",
         )
 
 

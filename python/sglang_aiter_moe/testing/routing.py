@@ -77,6 +77,56 @@ def offset_bias_case(
     return logits.to(device), bias.to(device)
 
 
+def special_rows() -> torch.Tensor:
+    """``[8, 8]`` logits: NaN, Inf and scores that vanish, a kind in each row."""
+    nan, inf = math.nan, math.inf
+    rows = torch.zeros(8, 8)
+    rows[0] = nan
+    rows[1, :6] = nan  # fewer numbers than a top-4 needs
+    rows[2, 3] = nan
+    rows[3] = -inf
+    rows[4] = inf
+    rows[5, 2], rows[5, 5] = inf, -inf
+    rows[6] = torch.arange(8.0) - 95  # deep, but a float64 sigmoid still tells them apart
+    rows[7] = -1000.0  # every score is 0
+    return rows
+
+
+def _copy(config, values: torch.Tensor) -> None:
+    with torch.no_grad():
+        config.correction_bias.copy_(values)
+
+
+def _copy_without_version(config, values: torch.Tensor) -> None:
+    version = config.correction_bias._version
+    config.correction_bias.data.copy_(values)
+    assert config.correction_bias._version == version, "the case must not bump the version"
+
+
+def _copy_under_inference_mode(config, values: torch.Tensor) -> None:
+    with torch.inference_mode():
+        config.correction_bias.data.copy_(values)
+
+
+def _swap_data(config, values: torch.Tensor) -> None:
+    config.correction_bias.data = values.to(config.correction_bias)
+
+
+def _new_parameter(config, values: torch.Tensor) -> None:
+    config.correction_bias = torch.nn.Parameter(values.to(config.correction_bias), False)
+
+
+IN_PLACE = {
+    "copy": _copy,
+    "copy_without_version": _copy_without_version,
+    "copy_under_inference_mode": _copy_under_inference_mode,
+}
+REPLACED = {"swap_data": _swap_data, "new_parameter": _new_parameter}
+BIAS_CHANGES = IN_PLACE | REPLACED
+"""Ways to change ``config.correction_bias``. A captured graph sees the first kind by itself, the
+second after ``refresh_correction_biases``."""
+
+
 def _sigmoid(x: float) -> float:
     if math.isnan(x):
         return x

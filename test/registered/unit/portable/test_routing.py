@@ -17,6 +17,7 @@ from sglang_aiter_moe.testing.routing import (
     offset_bias_case,
     reference_routing,
     rows_that_differ,
+    special_rows,
 )
 
 register_cpu_ci(est_time=15, suite="base-a-test-cpu")
@@ -154,19 +155,6 @@ def test_zero_tokens():
     assert weights.shape == ids.shape == (0, 2)
 
 
-def special_rows():
-    rows = torch.zeros(8, 8)
-    rows[0] = NAN
-    rows[1, :6] = NAN  # fewer numbers than k
-    rows[2, 3] = NAN
-    rows[3] = -INF
-    rows[4] = INF
-    rows[5, 2], rows[5, 5] = INF, -INF
-    rows[6] = torch.arange(8.0) - 95  # deep, but a float64 sigmoid still tells them apart
-    rows[7] = -1000.0  # every score is 0
-    return rows
-
-
 @pytest.mark.parametrize("groups, kept", [(1, 1), (4, 2)])
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_rows_of_nan_and_inf(groups, kept, renormalize):
@@ -292,6 +280,9 @@ def test_the_aiter_name_raises_where_aiter_does():
         ({"num_expert_group": 0}, "num_expert_group is 0"),
         ({"topk_group": 2}, "topk_group is 2"),
         ({"topk_group": 0}, "topk_group is 0"),
+        ({"num_shared_slots": -1}, "num_shared_slots is -1"),
+        ({"num_tokens": torch.tensor([1, 2])}, "num_tokens is"),
+        ({"num_tokens": torch.tensor(1.0)}, "num_tokens is"),
         ({"backend": "hip"}, "backend is 'hip'"),
         ({"out": (torch.empty(2, 3), torch.empty(2, 2, dtype=torch.int32))}, "topk_weights is"),
         ({"out": (torch.empty(2, 2), torch.empty(2, 2))}, "topk_ids is"),

@@ -26,6 +26,7 @@ from sglang_aiter_moe.testing.registration import (
     register_cpu_ci,
     register_cuda_ci,
 )
+from sglang_aiter_moe.testing.routing import BIAS_CHANGES, IN_PLACE
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 register_cuda_ci(est_time=10, stage="base-a", runner_config="1-gpu-small")
@@ -123,38 +124,7 @@ def test_two_dtypes_of_one_bias_do_not_disturb_each_other():
 # ---- every way the source changes, seen by the next eager call
 
 
-def in_place(config, values):
-    with torch.no_grad():
-        config.correction_bias.copy_(values)
-
-
-def in_place_without_version(config, values):
-    version = config.correction_bias._version
-    config.correction_bias.data.copy_(values)
-    assert config.correction_bias._version == version, "the case must not bump the version"
-
-
-def in_place_under_inference_mode(config, values):
-    with torch.inference_mode():
-        config.correction_bias.data.copy_(values)
-
-
-def data_swap(config, values):
-    config.correction_bias.data = values.to(config.correction_bias)
-
-
-def new_parameter(config, values):
-    config.correction_bias = torch.nn.Parameter(values.to(config.correction_bias), False)
-
-
-CHANGES = [
-    in_place,
-    in_place_without_version,
-    in_place_under_inference_mode,
-    data_swap,
-    new_parameter,
-]
-IN_PLACE = CHANGES[:3]
+CHANGES = list(BIAS_CHANGES)
 NEW = torch.tensor([7.015625, -2.0, 0.5, 1.0])
 
 
@@ -163,7 +133,7 @@ NEW = torch.tensor([7.015625, -2.0, 0.5, 1.0])
 def test_eager_calls_see_every_change(change, device):
     config = make([1.0, 2.0, 3.0, 4.0], torch.bfloat16, device)
     config.correction_bias_for_dtype(torch.float32)
-    change(config, NEW.to(device))
+    BIAS_CHANGES[change](config, NEW.to(device))
     seen = config.correction_bias_for_dtype(torch.float32)
     assert seen.tolist() == NEW.bfloat16().float().tolist()
 
@@ -180,7 +150,7 @@ def test_replay_after_a_change_cpu(change, warm, monkeypatch):
     with FakeGraph(monkeypatch) as graph:
         held = config.correction_bias_for_dtype(torch.float32)
     assert len(graph.nodes) == 1, "the conversion must be part of the graph"
-    change(config, NEW)
+    BIAS_CHANGES[change](config, NEW)
     if change not in IN_PLACE:
         assert refresh_correction_biases() >= 1
     graph.replay()
@@ -197,7 +167,7 @@ def test_replay_of_a_kernel_that_reads_the_source_cpu(change, monkeypatch):
     with FakeGraph(monkeypatch) as graph:
         captured = correction_bias_of(config).read(config.correction_bias).detach()
     assert graph.nodes == [], "a kernel that takes any dtype needs no conversion"
-    change(config, NEW)
+    BIAS_CHANGES[change](config, NEW)
     if change not in IN_PLACE:
         assert captured.tolist() != NEW.tolist(), "the case must need the refresh"
         refresh_correction_biases()
@@ -208,7 +178,7 @@ def test_an_eager_call_after_a_swap_also_reaches_the_graphs(monkeypatch):
     config = make([1.0, 2.0, 3.0, 4.0], torch.float32)
     with FakeGraph(monkeypatch):
         captured = correction_bias_of(config).read(config.correction_bias).detach()
-    data_swap(config, NEW)
+    BIAS_CHANGES["swap_data"](config, NEW)
     logits = torch.zeros(2, 4)
     select_experts_inputs(logits, config)
     assert captured.tolist() == NEW.tolist()
@@ -219,7 +189,7 @@ def test_address_is_fixed_from_the_first_capture_on(monkeypatch):
     with FakeGraph(monkeypatch):
         held = config.correction_bias_for_dtype(torch.float32)
     for step in range(3):
-        in_place(config, torch.tensor([float(step), 1.0]))
+        BIAS_CHANGES["copy"](config, torch.tensor([float(step), 1.0]))
         now = config.correction_bias_for_dtype(torch.float32)
         assert now.data_ptr() == held.data_ptr()
         assert held.tolist() == [float(step), 1.0]
@@ -258,7 +228,7 @@ def test_replay_after_a_change_gpu(change, ask):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         forward()
-    change(config, NEW.cuda())
+    BIAS_CHANGES[change](config, NEW.cuda())
     if change not in IN_PLACE:
         refresh_correction_biases()
     result.fill_(float("nan"))
@@ -311,7 +281,7 @@ def test_under_torch_compile_the_conversion_is_traced():
 
     x = torch.zeros(2)
     assert forward(x).tolist() == [1.0, 2.0]
-    in_place_without_version(config, torch.tensor([5.0, 6.0]))
+    BIAS_CHANGES["copy_without_version"](config, torch.tensor([5.0, 6.0]))
     assert forward(x).tolist() == [5.0, 6.0]
 
 

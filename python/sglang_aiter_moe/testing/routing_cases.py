@@ -1,0 +1,189 @@
+"""Routing cases for the Triton kernel, each compared with the reference; run on a CPU or a GPU.
+
+``python -m sglang_aiter_moe.testing.routing_cases [PATTERN ...]`` prints one JSON object a line. With
+``TRITON_INTERPRET=1`` in the environment it runs on CPU tensors, else on the GPU. Triton reads that variable when a
+kernel is defined, so interpreted cases need a process of their own.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from sglang_aiter_moe.portable.routing import biased_topk
+from sglang_aiter_moe.testing.routing import assert_routing, offset_bias_case, special_rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of ``biased_topk``.
+
+    ``rows``: "random", "special" (NaN and Inf), "ties" (all equal), "offset" (fp32 bias around 7).
+    ``layout``: "dense", "front" (a slice of a wider matrix, as K3's fused front makes), "transposed".
+    """
+
+    name: str
+    experts: int
+    topk: int
+    tokens: int = 3
+    groups: int = 1
+    kept: int = 1
+    logits: str = "float32"
+    bias: str = "float32"
+    renormalize: bool = True
+    scale: float = 1.0
+    rows: str = "random"
+    layout: str = "dense"
+    real: int | None = None
+    counted_on_device: bool = False
+    padded_id: int = 0
+    shared: int = 0
+    per_token_bias: bool = False
+
+
+_DTYPES = ("float32", "bfloat16", "float16")
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in [
+        Case("k3", 896, 16, tokens=2, scale=2.827),
+        Case("k3-bf16-logits", 896, 16, tokens=2, logits="bfloat16"),
+        Case("k3-front-slice", 896, 16, tokens=2, layout="front"),
+        Case("deepseek-v3", 256, 8, groups=8, kept=4, scale=2.5),
+        Case("deepseek-v3-bf16", 256, 8, groups=8, kept=4, logits="bfloat16", bias="bfloat16"),
+        Case("kimi-k2", 384, 8, tokens=2, renormalize=False, scale=2.827),
+        *(Case(f"{a}-logits-{b}-bias", 64, 6, logits=a, bias=b) for a in _DTYPES for b in _DTYPES),
+        Case("one-expert", 1, 1),
+        Case("one-of-two", 2, 1),
+        Case("k-is-all-of-7", 7, 7),
+        Case("k-is-all-of-128", 128, 128, tokens=1),
+        Case("groups-of-20", 160, 6, groups=8, kept=3),
+        Case("one-expert-a-group", 8, 4, groups=8, kept=4),
+        Case("k-is-all-of-the-kept", 12, 4, groups=3, kept=1),
+        Case("every-group-kept", 8, 3, groups=4, kept=4),
+        Case("five-groups", 20, 3, groups=5, kept=2, renormalize=False),
+        Case("offset-bias", 256, 8, tokens=8, rows="offset"),
+        Case("ties", 40, 5, rows="ties"),
+        Case("ties-in-groups", 40, 5, groups=4, kept=2, rows="ties"),
+        Case("transposed", 48, 5, layout="transposed"),
+        Case("special", 8, 4, tokens=8, rows="special"),
+        Case("special-unnormalised", 8, 4, tokens=8, rows="special", renormalize=False),
+        Case("special-in-groups", 8, 4, tokens=8, rows="special", groups=4, kept=2),
+        Case("padded", 32, 4, tokens=5, real=3),
+        Case("padded-on-device", 32, 4, tokens=5, real=3, counted_on_device=True),
+        Case("padded-minus-one", 32, 4, tokens=5, real=0, counted_on_device=True, padded_id=-1),
+        Case("shared-slots", 32, 4, shared=2, scale=2.5),
+        Case("shared-and-padded", 32, 3, tokens=4, shared=1, real=2),
+        Case("bias-for-each-token", 32, 4, per_token_bias=True),
+        Case("no-tokens", 32, 4, tokens=0),
+    ]
+}
+
+
+def inputs(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits ``[M, E]`` (strided as the case asks) and bias, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    if case.rows == "offset":
+        return offset_bias_case(case.tokens, case.experts, seed=seed)
+    shape = (case.tokens, case.experts)
+    bias_shape = shape if case.per_token_bias else shape[1:]
+    if case.rows == "special":
+        logits = special_rows()
+    elif case.rows == "ties":
+        logits = torch.zeros(shape)
+    else:
+        logits = torch.randn(shape, generator=generator) * 2
+    bias = (
+        torch.zeros(bias_shape)
+        if case.rows == "ties"
+        else torch.randn(bias_shape, generator=generator) * 0.1
+    )
+    logits = logits.to(getattr(torch, case.logits))
+    if case.layout == "front":
+        wide = torch.full((case.tokens, case.experts + 48), math.nan, dtype=logits.dtype)
+        wide[:, 16 : 16 + case.experts] = logits
+        logits = wide[:, 16 : 16 + case.experts]
+    elif case.layout == "transposed":
+        logits = logits.t().contiguous().t()
+    return logits, bias.to(getattr(torch, case.bias))
+
+
+def _to(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    # .to() would make a slice dense.
+    moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return moved.copy_(tensor)
+
+
+def run_case(case: Case, device: str, seed: int, backend: str = "triton") -> dict:
+    """Runs one case; ``error`` is empty when all rows, the padding and the untouched columns agree."""
+    logits, bias = inputs(case, seed)
+    width = case.topk + case.shared
+    # The outputs are slices, too; what lies beside them must stay.
+    weights = torch.full((case.tokens, width + 5), math.nan, device=device)
+    ids = torch.full((case.tokens, width + 5), -77, dtype=torch.int32, device=device)
+    real = case.tokens if case.real is None else case.real
+    count = case.real
+    if case.counted_on_device:
+        count = torch.tensor([real], dtype=torch.int32, device=device)
+    options = {
+        "num_expert_group": case.groups,
+        "topk_group": case.kept,
+        "renormalize": case.renormalize,
+        "routed_scaling_factor": case.scale,
+    }
+    biased_topk(
+        _to(logits, device),
+        bias.to(device),
+        case.topk,
+        num_tokens=count,
+        padded_id=case.padded_id,
+        num_shared_slots=case.shared,
+        shared_weight=0.4,
+        out=(weights[:, 2 : 2 + width], ids[:, 2 : 2 + width]),
+        backend=backend,
+        **options,
+    )
+    weights, ids = weights.cpu(), ids.cpu()
+    error = ""
+    try:
+        for beside in (slice(0, 2), slice(2 + width, None)):
+            assert weights[:, beside].isnan().all() and (ids[:, beside] == -77).all(), (
+                "written beside the output"
+            )
+        weights, ids = weights[:, 2 : 2 + width], ids[:, 2 : 2 + width]
+        assert not weights[real:].any() and (ids[real:] == case.padded_id).all(), "padded rows"
+        weights, ids = weights[:real], ids[:real]
+        shared = torch.arange(case.experts, case.experts + case.shared).expand(real, -1)
+        assert torch.equal(ids[:, case.topk :].long(), shared), "ids of the shared slots"
+        assert (weights[:, case.topk :] == torch.tensor(0.4)).all(), "weights of the shared slots"
+        for row in range(real):
+            one = slice(row, row + 1)
+            row_bias = bias[row] if case.per_token_bias else bias
+            assert_routing(
+                weights[one, : case.topk],
+                ids[one, : case.topk],
+                logits[one],
+                row_bias,
+                case.topk,
+                **options,
+            )
+    except AssertionError as failure:
+        error = str(failure) or repr(failure)
+    return {"case": case.name, "seed": seed, "device": device, "error": error}
+
+
+def main(patterns: list[str]) -> None:
+    device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    seed = int(os.environ.get("CASE_SEED", "0")) or int.from_bytes(os.urandom(3), "big")
+    for name, case in CASES.items():
+        if not patterns or any(fnmatch.fnmatch(name, p) for p in patterns):
+            print(json.dumps(run_case(case, device, seed)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,119 @@
+"""Captured CUDA graphs: the correction bias changes, only the graph replays, a float64 reference decides."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sglang_aiter_moe.portable.routing import biased_grouped_topk, biased_topk
+from sglang_aiter_moe.srt.layers.moe.topk import (
+    TopKConfig,
+    correction_bias_for_dtype,
+    correction_bias_of,
+    refresh_correction_biases,
+    routing_dtype,
+    select_experts_inputs,
+)
+from sglang_aiter_moe.testing.routing import (
+    BIAS_CHANGES,
+    IN_PLACE,
+    assert_routing,
+    reference_routing,
+)
+
+SHAPES = {"kimi-k3": (896, 16, 1, 1), "deepseek-v3": (256, 8, 8, 4)}
+"""Experts, top-k, groups, groups kept."""
+
+DTYPE_PAIRS = [
+    ("bfloat16", "float32"),
+    ("float32", "float32"),
+    ("float32", "bfloat16"),
+    ("bfloat16", "bfloat16"),
+]
+"""Logits, bias."""
+
+ROUTES = ("fused", "select_experts")
+"""``fused``: the kernel reads the parameter in its own dtype. ``select_experts``: what SGLang's function does
+with the patches: logits widened, bias asked for in their dtype, AITER's entry point called."""
+
+TOKENS = 32
+
+
+def replay_after_change(
+    shape: str, route: str, logits_dtype: str, bias_dtype: str, change: str
+) -> dict:
+    """Captures a routing, changes the bias, replays once, compares. Runs on the current CUDA device."""
+    experts, topk, groups, kept = SHAPES[shape]
+    logits = (torch.randn(TOKENS, experts, device="cuda") * 2).to(getattr(torch, logits_dtype))
+    first, second = (
+        (torch.randn(experts, device="cuda") + 7).to(getattr(torch, bias_dtype)) for _ in range(2)
+    )
+    config = TopKConfig(
+        top_k=topk,
+        use_grouped_topk=True,
+        num_expert_group=groups,
+        topk_group=kept,
+        correction_bias=torch.nn.Parameter(first.clone(), requires_grad=False),
+    )
+    weights = torch.empty(TOKENS, topk, device="cuda")
+    ids = torch.empty(TOKENS, topk, dtype=torch.int32, device="cuda")
+    options = {"num_expert_group": groups, "topk_group": kept}
+
+    def forward() -> None:
+        if route == "fused":
+            bias = correction_bias_of(config).read(config.correction_bias)
+            biased_topk(logits, bias, topk, out=(weights, ids), **options)
+        else:
+            wide = select_experts_inputs(logits, config)
+            bias = correction_bias_for_dtype(config, wide.dtype)
+            assert wide.dtype == bias.dtype == routing_dtype(logits.dtype, first.dtype)
+            biased_grouped_topk(wide, bias, weights, ids, groups, kept, True)
+
+    forward()  # compiles outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        forward()
+    graph.replay()
+    before = [set(row) for row in ids.tolist()]
+
+    BIAS_CHANGES[change](config, second)
+    if change not in IN_PLACE:
+        refresh_correction_biases()  # what the update entry points do
+    weights.fill_(math.nan)
+    ids.fill_(-1)
+    graph.replay()
+    torch.cuda.synchronize()
+
+    expected = [row for row, _ in reference_routing(logits.cpu(), second.cpu(), topk, **options)]
+    found = ids.tolist()
+    agree = True
+    try:
+        assert_routing(weights.cpu(), ids.cpu(), logits.cpu(), second.cpu(), topk, **options)
+    except AssertionError:
+        agree = False
+    return {
+        "shape": shape,
+        "route": route,
+        "logits": logits_dtype,
+        "bias": bias_dtype,
+        "change": change,
+        "rows": TOKENS,
+        "rows_that_differ": sum(set(a) != set(b) for a, b in zip(found, expected, strict=True)),
+        "rows_that_the_change_moved": sum(
+            a != set(b) for a, b in zip(before, expected, strict=True)
+        ),
+        "weights_agree": agree,
+    }
+
+
+def run_all() -> list[dict]:
+    """Every combination; see :func:`replay_after_change`."""
+    return [
+        replay_after_change(shape, route, logits, bias, change)
+        for shape in SHAPES
+        for route in ROUTES
+        for logits, bias in DTYPE_PAIRS
+        for change in BIAS_CHANGES
+    ]

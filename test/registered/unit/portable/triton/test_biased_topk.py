@@ -1,0 +1,99 @@
+"""The fused routing kernel against a reference in Python floats: interpreted on a CPU, compiled on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.portable.routing import biased_topk
+from sglang_aiter_moe.testing.registration import register_cpu_ci, register_cuda_ci
+from sglang_aiter_moe.testing.routing import BIAS_CHANGES
+from sglang_aiter_moe.testing.routing_cases import CASES
+from sglang_aiter_moe.testing.routing_graphs import DTYPE_PAIRS, ROUTES, SHAPES, replay_after_change
+
+register_cpu_ci(est_time=60, suite="base-a-test-cpu")
+register_cuda_ci(est_time=60, stage="base-a", runner_config="1-gpu-small")
+
+pytest.importorskip("triton")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    if not torch.cuda.is_available():
+        environment["TRITON_INTERPRET"] = "1"
+    # Compiling (or interpreting) takes the time: a part of the cases in each of some processes.
+    parts = min(8, os.cpu_count() or 1)
+    children = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "sglang_aiter_moe.testing.routing_cases",
+                *list(CASES)[part::parts],
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for part in range(parts)
+    ]
+    rows = []
+    for child in children:
+        stdout, stderr = child.communicate(timeout=400)
+        assert child.returncode == 0, stderr[-3000:]
+        rows += [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
+    return {row["case"]: row for row in rows}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_the_reference(results, name):
+    assert results[name]["error"] == "", results[name]
+
+
+def test_more_experts_than_a_program_holds():
+    with pytest.raises(ContractError, match="logits has 5000 experts"):
+        biased_topk(torch.zeros(1, 5000), torch.zeros(5000), 2, backend="triton")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("change", BIAS_CHANGES)
+@pytest.mark.parametrize("logits, bias", DTYPE_PAIRS)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_graph_that_only_replays_follows_the_bias(shape, route, logits, bias, change):
+    result = replay_after_change(shape, route, logits, bias, change)
+    assert result["rows_that_differ"] == 0 and result["weights_agree"], result
+    assert result["rows_that_the_change_moved"] > result["rows"] // 2, "the change must matter"
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_many_random_rows_on_the_gpu():
+    # Compared with torch.topk in float64, so that 4096 rows cost nothing; by value, since bf16 pairs tie exactly.
+    for logits_dtype, bias_dtype in DTYPE_PAIRS:
+        for offset in (0.0, 7.0):
+            logits = (torch.randn(4096, 896, device="cuda") * 2).to(getattr(torch, logits_dtype))
+            bias = (torch.randn(896, device="cuda") * 0.1 + offset).to(getattr(torch, bias_dtype))
+            weights, ids = biased_topk(logits, bias, 16)
+            ids = ids.long()
+            assert (ids.sort(dim=1).values.diff(dim=1) > 0).all(), "an expert was chosen twice"
+            scores = logits.double().sigmoid()
+            choice = scores + bias.double()
+            assert torch.equal(choice.gather(1, ids), choice.topk(16, dim=1).values)
+            expected = scores.gather(1, ids)
+            expected = expected / expected.sum(dim=1, keepdim=True)
+            torch.testing.assert_close(weights.double(), expected, rtol=1e-6, atol=0)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
