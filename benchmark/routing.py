@@ -100,7 +100,7 @@ def compare(router, logits, bias, topk, groups, kept, scale) -> dict:
     return {
         "rows": len(ids),
         "rows_that_differ": int(differ.sum()),
-        "weight_error": float(((weights.double() - expected) / expected).abs().max()),
+        "weight_error": float(f"{((weights.double() - expected) / expected).abs().max():.2e}"),
     }
 
 
@@ -123,7 +123,9 @@ def graph_us(call: Callable, sets: list[tuple]) -> dict:
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / len(sets))
     quartiles = statistics.quantiles(times, n=4)
-    return {"us": quartiles[1], "q1": quartiles[0], "q3": quartiles[2]}
+    return {
+        name: round(value, 3) for name, value in zip(("q1", "us", "q3"), quartiles, strict=True)
+    }
 
 
 def copy_bandwidth() -> float:
@@ -240,7 +242,7 @@ def main() -> None:
         )
         print(sum(g["rows_that_differ"] for g in report["graphs"]))
     if args.json and not args.compile_only:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        args.json.write_text(json.dumps(report) + "\n")
 
 
 def line(row: dict) -> str:

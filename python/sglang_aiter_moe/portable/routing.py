@@ -16,9 +16,8 @@ reference; AITER itself computes in float32 with hardware approximations.
 
 Rows that hold NaN or Inf. Ids are always in ``[0, E)`` and distinct:
 
-- a choice that is NaN or -Inf ranks below every other of the groups that stay, in order of expert;
-  experts of the other groups come last. A row of NaN therefore chooses experts ``0 .. K-1`` of the
-  groups that stay;
+- a choice that is NaN or -Inf ranks below every other of the groups that stay, in order of expert. A
+  row of NaN therefore chooses the first ``K`` experts of the first ``topk_group`` groups;
 - a weight is NaN exactly where its logit is NaN. With ``renormalize`` the other weights of such a
   row are 0, as they are when all chosen scores are 0 (AITER divides only by a sum above 0);
 - rows from ``num_tokens`` on are padding: ids ``padded_id`` (0 by default, since AITER reads out of
@@ -121,16 +120,16 @@ def biased_topk_torch(
     scores = logits.double().sigmoid()
     choice = scores + bias.double()
     choice = torch.where(choice.isnan(), -torch.inf, choice)
-    order = choice.sort(dim=1, descending=True, stable=True).indices
     if topk_group < num_expert_group:
         grouped = choice.reshape(tokens, num_expert_group, -1)
         top2 = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
-        top2 = torch.where(top2.isnan(), -torch.inf, top2)
+        top2 = torch.where(top2.isnan(), -torch.inf, top2)  # Inf - Inf
         best = top2.sort(dim=1, descending=True, stable=True).indices[:, :topk_group]
-        dropped = torch.ones_like(top2, dtype=torch.uint8).scatter_(1, best, 0)
-        dropped = dropped.repeat_interleave(experts // num_expert_group, dim=1)
-        order = order.gather(1, dropped.gather(1, order).sort(dim=1, stable=True).indices)
-    ids = order[:, :topk]
+        stays = torch.zeros_like(top2, dtype=torch.bool).scatter_(1, best, True)
+        # -Inf is for the groups that go: what stays ranks above, whatever it is.
+        grouped = grouped.clamp(min=torch.finfo(torch.float64).min)
+        choice = torch.where(stays[:, :, None], grouped, -torch.inf).view(tokens, experts)
+    ids = choice.sort(dim=1, descending=True, stable=True).indices[:, :topk]
     picked = scores.gather(1, ids)
     if renormalize:
         total = picked.sum(dim=1, keepdim=True)

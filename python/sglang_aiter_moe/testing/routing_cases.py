@@ -24,7 +24,8 @@ from sglang_aiter_moe.testing.routing import assert_routing, offset_bias_case, s
 class Case:
     """A call of ``biased_topk``.
 
-    ``rows``: "random", "special" (NaN and Inf), "ties" (all equal), "offset" (fp32 bias around 7).
+    ``rows``: "random", "special" (NaN and Inf), "wild" (these in logits and bias, at random), "ties" (all equal),
+    "offset" (fp32 bias around 7).
     ``layout``: "dense", "front" (a slice of a wider matrix, as K3's fused front makes), "transposed".
     """
 
@@ -74,6 +75,8 @@ CASES: dict[str, Case] = {
         Case("special", 8, 4, tokens=8, rows="special"),
         Case("special-unnormalised", 8, 4, tokens=8, rows="special", renormalize=False),
         Case("special-in-groups", 8, 4, tokens=8, rows="special", groups=4, kept=2),
+        Case("wild", 24, 5, tokens=6, rows="wild"),
+        Case("wild-in-groups", 24, 5, tokens=8, groups=4, kept=2, rows="wild"),
         Case("padded", 32, 4, tokens=5, real=3),
         Case("padded-on-device", 32, 4, tokens=5, real=3, counted_on_device=True),
         Case("padded-minus-one", 32, 4, tokens=5, real=0, counted_on_device=True, padded_id=-1),
@@ -103,6 +106,15 @@ def inputs(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         if case.rows == "ties"
         else torch.randn(bias_shape, generator=generator) * 0.1
     )
+    if case.rows == "wild":
+        values = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 1.0])
+        for tensor in (logits, bias):
+            pick = torch.randint(0, 5, tensor.shape, generator=generator)
+            tensor.copy_(
+                torch.where(
+                    torch.rand(tensor.shape, generator=generator) < 0.5, values[pick], tensor
+                )
+            )
     logits = logits.to(getattr(torch, case.logits))
     if case.layout == "front":
         wide = torch.full((case.tokens, case.experts + 48), math.nan, dtype=logits.dtype)

@@ -125,8 +125,7 @@ def _biased_topk(
         bias = tl.load(bias_ptr + row * bias_row + expert * bias_expert, mask=real, other=0.0)
         scores = _sigmoid(logits)
         choice = _numbers(scores + bias.to(tl.float64))
-        # Below every choice of a group that stays; a padded position below every expert.
-        last = _LOWEST | (position ^ (POSITIONS - 1)).to(tl.int64)
+        # Below every key of a choice; the groups that stay hold at least TOPK experts.
         keys = tl.where(real, _key(choice, position, POSITIONS), _LOWEST)
         if KEPT > 0:
             stay = _groups_that_stay(
@@ -137,7 +136,7 @@ def _biased_topk(
                 SIZE,
             )
             stay = tl.broadcast_to(stay[:, None], [GROUPS, GROUP])
-            keys = tl.where(real & ~tl.reshape(stay, [POSITIONS]), last, keys)
+            keys = tl.where(tl.reshape(stay, [POSITIONS]), keys, _LOWEST)
         best = tl.topk(keys, SLOTS) if SLOTS < POSITIONS else tl.sort(keys, descending=True)
         if PDL:
             tl.extra.cuda.gdc_launch_dependents()
@@ -194,42 +193,49 @@ def biased_topk_triton(
     group_block = max(group_block, slots_block // groups_block, 16 // groups_block)
     counted = isinstance(num_tokens, torch.Tensor)
     if num_warps is None:
-        num_warps = 4
+        num_warps = _num_warps(groups_block * group_block, tokens)
     if pdl is None:
         pdl = _has_pdl(logits.device)
-    _biased_topk[(tokens,)](
-        logits,
-        bias,
-        weights,
-        ids,
-        num_tokens if counted else ids,
-        tokens if counted or num_tokens is None else num_tokens,
-        experts,
-        num_expert_group,
-        logits.stride(0),
-        logits.stride(1),
-        bias.stride(0) if bias.dim() == 2 else 0,
-        bias.stride(-1),
-        weights.stride(0),
-        weights.stride(1),
-        ids.stride(0),
-        ids.stride(1),
-        float(routed_scaling_factor),
-        padded_id,
-        float(shared_weight),
-        TOPK=topk,
-        WIDTH=ids.shape[1],
-        SIZE=size,
-        KEPT=topk_group if topk_group < num_expert_group else 0,
-        RENORMALIZE=renormalize,
-        COUNT_IS_TENSOR=counted,
-        PDL=pdl,
-        GROUPS=groups_block,
-        GROUP=group_block,
-        SLOTS=slots_block,
-        num_warps=num_warps,
-        **({"launch_pdl": True} if pdl else {}),
-    )
+    with torch.cuda.device_of(logits):
+        _biased_topk[(tokens,)](
+            logits,
+            bias,
+            weights,
+            ids,
+            num_tokens if counted else ids,
+            tokens if counted or num_tokens is None else num_tokens,
+            experts,
+            num_expert_group,
+            logits.stride(0),
+            logits.stride(1),
+            bias.stride(0) if bias.dim() == 2 else 0,
+            bias.stride(-1),
+            weights.stride(0),
+            weights.stride(1),
+            ids.stride(0),
+            ids.stride(1),
+            float(routed_scaling_factor),
+            padded_id,
+            float(shared_weight),
+            TOPK=topk,
+            WIDTH=ids.shape[1],
+            SIZE=size,
+            KEPT=topk_group if topk_group < num_expert_group else 0,
+            RENORMALIZE=renormalize,
+            COUNT_IS_TENSOR=counted,
+            PDL=pdl,
+            GROUPS=groups_block,
+            GROUP=group_block,
+            SLOTS=slots_block,
+            num_warps=num_warps,
+            **({"launch_pdl": True} if pdl else {}),
+        )
+
+
+def _num_warps(positions: int, tokens: int) -> int:
+    # Measured on an H200 (docs/performance.md): many warps a row while rows are few and its latency counts.
+    few = tokens <= 512
+    return max(1, min(8, positions // 64) if few else min(4, positions // 256))
 
 
 @functools.cache

@@ -64,6 +64,40 @@ def test_more_experts_than_a_program_holds():
         biased_topk(torch.zeros(1, 5000), torch.zeros(5000), 2, backend="triton")
 
 
+@pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64), ("hip", "gfx950", 64)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_compiles_without_local_memory(shape, target):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from sglang_aiter_moe.portable.triton.biased_topk import _biased_topk as kernel
+
+    experts, topk, groups, kept = SHAPES[shape]
+    constants = {
+        "TOPK": topk,
+        "WIDTH": topk,
+        "SIZE": experts // groups,
+        "KEPT": kept if kept < groups else 0,
+        "RENORMALIZE": True,
+        "COUNT_IS_TENSOR": False,
+        "PDL": target[0] == "cuda",
+        "GROUPS": groups,
+        "GROUP": 1 << (experts // groups - 1).bit_length(),
+        "SLOTS": topk,
+    }
+    types = {"logits_ptr": "*bf16", "bias_ptr": "*fp32", "weights_ptr": "*fp32"}
+    types |= {"ids_ptr": "*i32", "tokens_ptr": "*i32", "scale": "fp32", "shared_weight": "fp32"}
+    signature = {
+        n: "constexpr" if n in constants else types.get(n, "i32") for n in kernel.arg_names
+    }
+    constexprs = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    compiled = compile(ASTSource(kernel, signature, constexprs), target=GPUTarget(*target))
+    if target[0] == "cuda":
+        assert len(compiled.asm["cubin"]) and ".local" not in compiled.asm["ptx"]
+    else:
+        assert "ScratchSize: 0" in compiled.asm["amdgcn"]
+
+
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("change", BIAS_CHANGES)
