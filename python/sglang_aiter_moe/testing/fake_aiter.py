@@ -10,7 +10,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
-from enum import IntEnum
+from enum import Enum, IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +41,11 @@ class QuantType(IntEnum):
     per_1x32 = 3
     per_1x128 = 4
     per_128x128 = 5
+
+
+class GateMode(str, Enum):  # noqa: UP042, as in AITER
+    SEPARATED = "separated"
+    INTERLEAVE = "interleave"
 
 
 class FakeFusedMoe:
@@ -131,6 +136,7 @@ def installed(fake: FakeFusedMoe | None = None, **kwargs: Any) -> Iterator[FakeF
         dtypes=SimpleNamespace(fp8=torch.float8_e4m3fn),
     )
     sys.modules["aiter.fused_moe"].fused_moe = fake.fused_moe
+    sys.modules["aiter.ops.flydsl.moe_common"].GateMode = GateMode
     try:
         yield fake
     finally:

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import types
 
 import pytest
 import torch
@@ -168,6 +169,8 @@ def test_control_a_runner_that_drops_the_mode_is_seen(aiter, monkeypatch):
 def test_aiter_without_gate_mode_runs_separated_layers_only():
     with fake_aiter.installed(without=("gate_mode",)) as fake:
         run()
+        assert "gate_mode" not in fake.call
+        run(info=make_info(fused_moe_kwargs={"gate_mode": "separated"}))
         assert "gate_mode" not in fake.call
         with pytest.raises(ContractError, match="does not know"):
             run(info=make_info(gate_mode="interleave"))
@@ -342,10 +345,14 @@ def test_a_missing_aiter_is_named(monkeypatch):
 def test_a_wrapper_installed_later_is_called(aiter, monkeypatch):
     """SGLang's start-up wraps aiter.fused_moe.fused_moe after the first lookup."""
     run()
+    later = fake_aiter.FakeFusedMoe(optional=("output",))
+    monkeypatch.setattr(sys.modules["aiter.fused_moe"], "fused_moe", later.fused_moe)
+    run(runner_input=make_input(output=buffer()))
+    assert (len(aiter.calls), len(later.calls)) == (1, 1)
+    assert "output" in later.call, "its signature was looked at again"
     with fake_aiter.installed() as other:
         run()
-        assert len(other.calls) == 1
-    assert len(aiter.calls) == 1
+    assert (len(aiter.calls), len(later.calls), len(other.calls)) == (1, 1, 1)
 
 
 # --- no_combine and no tokens -------------------------------------------------------------------------
@@ -464,6 +471,7 @@ def buffer(width=HIDDEN, tokens=TOKENS):
 def test_the_published_object_is_returned_copied_once(aiter, source):
     runner_input, output = make_input(), buffer()
     expected = runner_input.hidden_states * 2
+    version = output._version
     if source == "input":
         runner_input.output = output
         result = run(runner_input=runner_input)
@@ -472,6 +480,7 @@ def test_the_published_object_is_returned_copied_once(aiter, source):
             result = run(runner_input=runner_input)
     assert result is output
     assert torch.equal(output, expected)
+    assert output._version == version + 1
     assert "output" not in aiter.call
 
 
@@ -575,6 +584,26 @@ def test_publishing_ends_with_the_block(aiter):
     with zero_copy_context.set_moe_output(output):
         pass
     assert run() is not output
+
+
+def test_sglangs_context_is_read_where_sglang_is_imported(aiter, monkeypatch):
+    """A fake of sglang.srt.layers.zero_copy_context, by its two names that are used."""
+    context = types.ModuleType("sglang.srt.layers.zero_copy_context")
+    output = buffer()
+    context.ctx = types.SimpleNamespace(moe_output=None)
+    asked = []
+
+    def get_moe_output_spec(shape, dtype, device):
+        asked.append((tuple(shape), dtype, device))
+        return context.ctx.moe_output
+
+    context.get_moe_output_spec = get_moe_output_spec
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    assert run() is not output
+    assert asked == []
+    context.ctx.moe_output = output
+    assert run() is output
+    assert asked == [((TOKENS, HIDDEN), torch.bfloat16, torch.device("cpu"))]
 
 
 # --- dispatch formats ----------------------------------------------------------------------------------
@@ -688,11 +717,20 @@ def test_the_runner_traces_without_a_break(traceable, monkeypatch, mask, destina
     info = make_info(plan=plan, expert_mask=mask)
     output = buffer() if destination != "none" else None
     given = output if destination == "input" else None
-    runner_input = make_input(topk_ids=topk_ids, topk_weights=topk_weights, output=given)
+    # Small values, so that bfloat16 does not swallow what the routing adds.
+    hidden_states = torch.rand(TOKENS, HIDDEN).bfloat16()
+    given = {"hidden_states": hidden_states, "output": given}
+    runner_input = make_input(topk_ids=topk_ids, topk_weights=topk_weights, **given)
     # Under tracing the masked slot is the first, with the weight 0; eagerly it keeps its weight.
-    reference = make_input(topk_ids=topk_ids.clamp_min(0), topk_weights=topk_weights.clone())
+    reference = make_input(
+        topk_ids=topk_ids.clamp_min(0),
+        topk_weights=topk_weights.clone(),
+        hidden_states=hidden_states,
+    )
     reference.topk_weights[topk_ids < 0] = 0.0
     expected = core.run(reference, make_info(plan=plan), {}).hidden_states
+    without_routing = hidden_states * 4.5  # beta, and 0.5 for interleave
+    assert not torch.equal(expected, without_routing)
 
     def call():
         return core.run(runner_input, info, {}).hidden_states

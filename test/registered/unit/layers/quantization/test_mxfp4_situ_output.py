@@ -67,8 +67,8 @@ def k3_like(**changes):
     return MoeSpec("situv2", beta=4.0, linear_beta=25.0, **{**sizes, **changes})
 
 
-def plan_for(spec, env=None):
-    return plan_moe(spec, Target("gfx950", Capabilities.for_release("0.1.20"), env or {}))
+def plan_for(spec, env=None, arch="gfx950"):
+    return plan_moe(spec, Target(arch, Capabilities.for_release("0.1.20"), env or {}))
 
 
 def prepared(raw, plan, device="cpu"):
@@ -94,7 +94,7 @@ def execute(raw, plan, config=SITU, device="cpu", expert_mask=None, layer=None, 
     return AiterRunnerCore(config).run(runner_input, info, {}).hidden_states
 
 
-def what_runs(name, tokens, raw, plan):
+def what_runs(name, tokens, raw, plan, arch="gfx950"):
     """Mode and requantisation rule of the kernel family that AITER picks (contract.md section d)."""
     spec = raw.spec
     found = portable.explain(
@@ -106,10 +106,13 @@ def what_runs(name, tokens, raw, plan):
         activation=spec.activation.value,
         gate_mode=plan.gate_mode.value,
         has_bias=spec.has_bias,
-        env=MODES[name],
+        env={**plan.target.env, **MODES[name]},
+        arch=arch,
         **{k: v for k, v in plan.call_kwargs.items() if k != "gate_mode"},
     )
-    return found.mode, "epilogue" if found.requantization == "epilogue" else "roundup"
+    # A16W4 requantises nothing; the oracle wants one of its rules all the same.
+    oracles = {"roundup_bf16": "roundup", "none": "roundup"}
+    return found.mode, oracles.get(found.requantization, found.requantization)
 
 
 # --- values ----------------------------------------------------------------------------------------------
@@ -128,6 +131,30 @@ def test_every_mode_agrees_with_the_oracle(device, flags, name, tokens):
         result = execute(raw, plan, device=device)
     assert result is output, "the published buffer has to come back"
     assert logits_diff(result.cpu(), raw.expected(mode, requantization=rule)) < BOUNDS[mode]
+
+
+@pytest.mark.parametrize("force", ["0", "1"])
+def test_gfx1250_agrees_with_the_oracle(monkeypatch, force):
+    """Its own interleaved form and n32k4 scales; AITER_FORCE_A8W4 alone picks the mode there."""
+    monkeypatch.setenv("AITER_FORCE_A8W4", force)
+    env = {"AITER_FORCE_A8W4": force}
+    raw = make_raw_layer(k3_like(), tokens=5)
+    plan = plan_for(raw.spec, env, arch="gfx1250")
+    assert (plan.w13_layout, plan.w13_scale_layout, plan.w2_scale_layout) == (
+        "gu_interleaved_gfx1250",
+        "n32k4_gate_up",
+        "n32k4",
+    )
+    mode = "A8W4" if force == "1" else "A4W4"
+    assert plan.mode_for(5) == mode
+    with portable.installed(arch="gfx1250", force=True):
+        result = execute(raw, plan)
+    found, rule = what_runs("A16W4", 5, raw, plan, arch="gfx1250")
+    assert found == mode
+    assert logits_diff(result, raw.expected(mode, requantization=rule)) < BOUNDS[mode]
+    with portable.installed(arch="gfx950", force=True):
+        elsewhere = execute(raw, plan)
+    assert not cosine(elsewhere, raw.expected(None)) > 0.5  # NaN where a scale is read past its end
 
 
 @pytest.mark.parametrize("wrong", ["layout", "rows", "unshuffled", "flag"])

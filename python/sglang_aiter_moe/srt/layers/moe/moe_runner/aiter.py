@@ -175,13 +175,16 @@ def compute(
 ) -> torch.Tensor:
     """Calls ``aiter.fused_moe`` once for one layer and one batch.
 
+    Takes this file's dataclasses or SGLang's own of the same names; a field that an older release does
+    not have counts as its default.
+
     Args:
         config: the runner's configuration.
         runner_input: tokens and routing.
         quant_info: weights.
         running_state: what SGLang's permute step left.
         extras: keywords that the caller's SGLang release always sends
-            (``moe_sorting_dispatch_policy`` from 0.5.20).
+            (``moe_sorting_dispatch_policy`` from 0.5.22).
         limit_gate_mode: what a ``swiglu_limit`` without any other writer stands for.
         no_combine_supported: overrides the look at AITER's signature.
 
@@ -208,7 +211,7 @@ def compute(
     if hidden_states.shape[0] == 0:
         return _empty_result(runner_input, quant_info, no_combine, buffer)
 
-    plan = quant_info.plan
+    plan = getattr(quant_info, "plan", None)
     if plan is not None and not is_traced_or_captured(hidden_states):
         plan.check_still_holds()
 
@@ -288,7 +291,7 @@ def _output_buffer(
     hidden_states = runner_input.hidden_states
     tokens, width = hidden_states.shape[0], quant_info.w2_weight.shape[1]
     dtype = runner_input.output_dtype or hidden_states.dtype
-    output = runner_input.output
+    output = getattr(runner_input, "output", None)  # from SGLang 0.5.22
     if output is not None:
         if output.dtype != dtype or tuple(output.shape) != (tokens, width):
             raise ContractError(
@@ -299,7 +302,7 @@ def _output_buffer(
         return output
     published = zero_copy_context.get_moe_output_spec
     found = published((tokens, width), dtype, hidden_states.device)
-    plan = quant_info.plan
+    plan = getattr(quant_info, "plan", None)
     if found is None and plan is not None and plan.spec.hidden_size != width:
         # The model's width is the one without padding (gpt-oss: 2880 of 3072).
         found = published((tokens, plan.spec.hidden_size), dtype, hidden_states.device)

@@ -67,7 +67,7 @@ def activation_name(config: Any, quant_info: Any) -> str:
     Raises:
         ContractError: an activation that AITER does not have.
     """
-    plan = quant_info.plan
+    plan = getattr(quant_info, "plan", None)
     if plan is not None:
         return plan.spec.activation.value
     name = config.activation
@@ -115,7 +115,7 @@ def call_arguments(
     if runner_input.output_dtype is not None:
         arguments["dtype"] = runner_input.output_dtype
 
-    plan = quant_info.plan
+    plan = getattr(quant_info, "plan", None)
     limit = None
     if plan is not None:
         _check_planned(quant_info, plan.spec)
@@ -136,11 +136,11 @@ def call_arguments(
         _write_fused_moe_kwargs(arguments, fused_moe_kwargs, plan)
 
     plan_mode = None if plan is None else _plain(plan.gate_mode)
-    field = _plain(quant_info.gate_mode)
+    field = _plain(getattr(quant_info, "gate_mode", "separated"))
     gate_mode = resolve_gate_mode(plan=plan_mode, kwargs=kwargs_mode, limit=limit, field=field)
     if plan_mode or kwargs_mode or limit or field != "separated" or _is_mx(runner_input):
         _write_gate_mode(arguments, gate_mode, api)
-    if quant_info.fp8_activations and gate_mode == "interleave":
+    if getattr(quant_info, "fp8_activations", False) and gate_mode == "interleave":
         _write_fp8_activations(arguments, runner_input, api)
     return arguments
 
