@@ -39,9 +39,14 @@ def has_rocm_aiter():
     return bool(torch.version.hip and portable.registry.real_aiter())
 
 
-@pytest.fixture(params=["portable", "aiter"])
+@pytest.fixture(params=["portable", "portable on a GPU", "aiter"])
 def device(request):
-    if request.param == "aiter":
+    if request.param == "portable on a GPU":
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+        with portable.installed(force=True):
+            yield torch.device("cuda")
+    elif request.param == "aiter":
         if not has_rocm_aiter():
             pytest.skip("needs ROCm and AITER")
         yield torch.device("cuda")
