@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sglang_aiter_moe import portable
 from sglang_aiter_moe.portable.backends.decode import (
     expert_scales,
     expert_weight_bytes,
@@ -105,6 +108,32 @@ def test_gfx1250_rows_alternate():
             for byte in range(k_bytes):
                 at = ((tile * (k_bytes // 16) + byte // 16) * 16 + lane) * 16 + byte % 16
                 assert got[row, byte] == flat[at]
+
+
+LEGAL = st.tuples(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**31 - 1)
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LEGAL, st.sampled_from(["separated", "gu_interleaved", "gfx1250"]))
+def test_reading_undoes_packing(shape, form):
+    experts, row_units, k_units, seed = shape
+    rows, k = 32 * row_units, 128 * k_units
+    g = torch.Generator().manual_seed(seed)
+    raw = torch.randint(0, 256, (experts, rows, k // 2), dtype=U8, generator=g)
+    scale = torch.randint(0, 256, (experts, rows, k // 32), dtype=U8, generator=g)
+    flat_scale = scale.view(experts * rows, -1)
+    with portable.installed(arch="gfx1250" if form == "gfx1250" else "gfx950"):
+        mixed = form != "separated"
+        packed = portable.moe_shuffle_weight(raw, experts, mixed, mixed)
+        packed_scale = portable.moe_shuffle_scale(flat_scale, experts, mixed, mixed)
+    layouts = {"gfx1250": ("gu_interleaved_gfx1250", "n32k4_gu")}.get(form, (form, form))
+    for e in range(experts):
+        got = expert_weight_bytes(packed.view(-1), e, rows, k // 2, layouts[0])
+        assert torch.equal(got, raw[e])
+        got = expert_scales(packed_scale.reshape(-1), e, rows, k // 32, layouts[1])
+        assert torch.equal(got, scale[e])
 
 
 def test_raw():
