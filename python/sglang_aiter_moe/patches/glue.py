@@ -33,14 +33,14 @@ def run(
     running_state: dict,
     hooks: Any = None,
 ) -> Any:
-    """``AiterRunnerCore.run``: planned layers by their plan, all others exactly as SGLang calls them.
+    """``AiterRunnerCore.run``: layers with a plan or a stated ``gate_mode`` by it, all others as SGLang calls them.
 
     The published output buffer is returned in both cases.
     """
     from sglang.srt.layers.moe.moe_runner.aiter import AiterRunnerOutput
 
     plan = getattr(quant_info, "plan", None)
-    if plan is not None:
+    if plan is not None or getattr(quant_info, "gate_mode", "separated") != "separated":
         return AiterRunnerOutput(
             runner.compute(core.config, runner_input, quant_info, running_state, extras=_extras())
         )

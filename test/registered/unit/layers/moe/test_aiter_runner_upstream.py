@@ -108,6 +108,21 @@ def test_calls_without_a_plan_are_sglangs(upstream, kind):
     assert_same_call(mine, theirs)
 
 
+def test_a_stated_gate_mode_reaches_aiter_through_the_patched_runner(upstream):
+    """Without a limit the released runner sends none (sglang#30993); unstated, it is called as it is."""
+    from sglang_aiter_moe.patches import glue
+
+    cls = glue.quant_info_with_plan(upstream.AiterMoeQuantInfo)
+    core = upstream.AiterRunnerCore(config_class()(activation="silu"))
+    runner_input, info = make_input(upstream, "PER_1X32"), make_info(upstream, "PER_1X32")
+    fields = {f.name: getattr(info, f.name) for f in dataclasses.fields(info)}
+    run = upstream.AiterRunnerCore.run
+    with fake_aiter.installed() as fake:
+        glue.run(run, core, runner_input, cls(**fields), {})
+        glue.run(run, core, runner_input, cls(**fields, gate_mode="interleave"), {})
+        assert [call.get("gate_mode") for call in fake.calls] == [None, "interleave"]
+
+
 def test_fields_are_sglangs_and_two_more(upstream):
     """In SGLang's order, so that positional arguments keep their meaning."""
     for name, new in (("AiterMoeQuantInfo", ["gate_mode", "plan"]), ("AiterRunnerInput", [])):
