@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -82,13 +83,14 @@ def choose_machine(backend: str) -> Machine:
             allowed="the real AITER on a ROCm GPU",
             fix="install AITER there, or use --backend cpu",
         )
-    if backend == "triton" and not gpu:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if backend == "triton" and not (gpu or interpreted):
         raise ContractError(
             "--backend triton, but torch sees no GPU",
-            allowed="a CUDA or ROCm GPU that torch can use",
+            allowed="a CUDA or ROCm GPU that torch can use, or TRITON_INTERPRET=1 for small cases",
             fix="use --backend cpu",
         )
-    device = torch.device("cpu" if backend == "cpu" else "cuda")
+    device = torch.device("cpu" if backend == "cpu" or not gpu else "cuda")
     arch = None
     if backend == "aiter":
         arch = torch.cuda.get_device_properties(0).gcnArchName.split(":")[0]
