@@ -65,6 +65,18 @@ def test_6dc26b7a8():
         assert made.flydsl_needed == "0.3.0"
 
 
+@pytest.mark.parametrize(
+    "commit, pin",
+    [
+        ("1262e0a696", "0.3.1"), ("868ac1f7aa", "0.3.0"), ("00cbe979f2", "0.3.0"),
+        ("3135022616", "0.2.4"), ("c2b69b9b87", "0.2.4"), ("76ea4ac325", None),
+    ],
+)  # fmt: skip
+def test_flydsl_pins_by_commit(commit, pin):
+    made = Capabilities.for_release(commit)
+    assert made.flydsl_needed == pin and commit in made.name
+
+
 def test_snapshot_commit():
     made = Capabilities.for_release("e4048607a535ace3a2b51ded31b1c8c2d45c0879")
     assert made.has("stage2_scatter") and made.has("runtime_betas") and made.identified

@@ -42,6 +42,12 @@ def test_json_that_is_no_plan(text):
         MoePlan.from_json(text)
 
 
+def test_json_of_another_version():
+    data = json.loads(plan(K3).to_json())
+    with pytest.raises(ContractError, match="the plan has version 2"):
+        MoePlan.from_json(json.dumps({**data, "version": 2}))
+
+
 def test_json_of_a_tampered_plan():
     data = json.loads(plan(K3).to_json())
     for change in ({"gate_mode": "sideways"}, {"extra": 1}, {"ranges": [{"first": 1}]}):

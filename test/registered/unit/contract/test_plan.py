@@ -205,5 +205,13 @@ def test_notes():
     assert any("top-k less one" in n for n in notes(masked))
 
 
+def test_ranges_are_as_few_as_can_be():
+    """Neighbouring token counts of the same mode, family and reason are one range."""
+    assert [(r.first, r.last) for r in plan(K3).ranges] == [(1, 16384), (16385, 2**24 - 1)]
+    assert [(r.first, r.last) for r in plan(K3, {A4W4: "1"}).ranges] == [(1, 2**24 - 1)]
+    starts = [r.first for r in plan(MINIMAX, {ITLV: "0"}).ranges]
+    assert starts == [1, 256]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

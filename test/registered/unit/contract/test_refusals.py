@@ -56,6 +56,14 @@ REFUSED = [
         "silu alone",
         "BYPASS",
     ),
+    (MoeSpec("swiglu", 512, 9, 4096, 384), {ITLV: "0"}, "gfx950", "silu alone", "BYPASS"),
+    (
+        MoeSpec("gelu", 513, 11, 4096, 256),
+        {"AITER_FLYDSL_FORCE": "0", "AITER_KSPLIT": "1"},
+        "gfx950",
+        "silu alone",
+        "BYPASS",
+    ),
     # a SwiGLU layer of K3's shape meets K3's bf16 rows, whose kernel reads separated bytes
     (MoeSpec("swiglu", 896, 16, 3584, 384), {}, "gfx950", "flydsl_a16w4", "BYPASS"),
     (K3, {BOUND: "junk"}, "gfx950", "ValueError in every MoE call", f"unset {BOUND}"),
@@ -219,6 +227,27 @@ def test_a_family_that_reads_another_layout(layout, fits):
         return
     with pytest.raises(ContractError, match="reads w13 separated, not gu_interleaved"):
         check_choice(*arguments)
+
+
+@pytest.mark.parametrize(
+    "spec, env, arch, allowed",
+    [
+        (MoeSpec("silu", **PLAIN), {ITLV: "1"}, "gfx942", "SiTUv2 in A16W4, or interleaved SwiGLU"),
+        (MoeSpec("silu", **PLAIN), {}, "gfx942", "A16W4 on gfx942"),
+        (MoeSpec("gelu", **PLAIN), {}, "gfx950", "GELU on CK 2-stage alone"),
+        (MoeSpec("gelu", **PLAIN), {}, "gfx1250", "SiLU, SwiGLU and SiTUv2 on gfx1250"),
+        (
+            MoeSpec("silu", **PLAIN),
+            {ITLV: "1"},
+            "gfx950",
+            "silu in a combination that has a kernel",
+        ),
+    ],
+)
+def test_what_is_allowed(spec, env, arch, allowed):
+    with pytest.raises(ContractError) as caught:
+        plan(spec, env, arch)
+    assert caught.value.allowed.startswith(allowed)
 
 
 if __name__ == "__main__":

@@ -91,5 +91,17 @@ def test_shard():
             shard(full, ranks)
 
 
+def test_the_smallest_layer():
+    smallest = MoeSpec("silu", num_experts=1, topk=1, hidden_size=32, intermediate_size=32)
+    assert smallest.num_experts == smallest.topk == 1
+    assert shard(32, 1) == 32
+
+
+def test_frozen():
+    for made in (MoeSpec(**GOOD), Target("gfx950", AITER), AITER):
+        with pytest.raises(AttributeError):
+            made.arch = "gfx942"
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))
