@@ -20,6 +20,9 @@ $(STAMP): pyproject.toml Makefile
 verify: $(STAMP)
 	$(BIN)/sglang-aiter-moe verify
 
+# One thread a worker, and none that waits in a loop: together they would be many times slower.
+test: export OMP_NUM_THREADS ?= 1
+test: export OMP_WAIT_POLICY ?= PASSIVE
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) $(TEST_ARGS) test/registered/unit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,9 @@ def verify(
 
     Exits with 0 when every case agrees and every control (a deliberate mistake) collapses.
     """
-    # torch takes seconds to import, and --help should not wait for it.
+    # Before torch is imported: threads that wait in a loop make a busy machine many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # And not at the top: torch takes seconds to import, and --help should not wait for it.
     from sglang_aiter_moe.verify import cases, controls
     from sglang_aiter_moe.verify.run import run
 

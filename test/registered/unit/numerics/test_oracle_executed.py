@@ -170,7 +170,8 @@ def swapped(name: str) -> RawExperts:
         ({"weight_on_input": True}, 0.1),
         ({"experts": swapped}, 0.9),
     ],
-    ids=str,
+    # Not ids=str: the address of a function in a name would differ between pytest-xdist's workers.
+    ids=["betas-1-1", "betas-swapped", "limit", "silu", "weight-on-input", "gate-up-swapped"],
 )
 def test_a_wrong_request_is_seen_in_the_output(name, wrong, least_rms):
     options = {k: v(name) if callable(v) else v for k, v in wrong.items()}
