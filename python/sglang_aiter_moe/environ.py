@@ -361,6 +361,15 @@ _TABLE = (
         ours=exactly_one(),
     ),
     Variable(
+        "SGLANG_AITER_MOE_RELOAD_STAGING",
+        "host: a weight update first copies what it replaces to host memory, and a failed one is undone; "
+        "none: layers that a failed update wrote refuse calls until a full update.",
+        "none",
+        "At each weight update.",
+        ours=verbatim("none"),
+        accepted="none, host",
+    ),
+    Variable(
         "SGLANG_AITER_MOE_ALLOW_UNTESTED",
         "Lets the patch set run on an SGLang release outside the tested range.",
         "0",

@@ -1,11 +1,4 @@
-"""The names that checkpoint formats give an expert's tensors.
-
-| format | tensors |
-|---|---|
-| per expert: compressed-tensors ``mxfp4-pack-quantized``, quark ``w_mxfp4_a_mxfp4`` | ``experts.3.w1.weight_packed``, ``experts.3.gate_proj.weight``, ``....weight_scale`` |
-| gpt-oss | ``experts.gate_up_proj_blocks``, ``experts.down_proj_scales``, ``experts.gate_up_proj_bias`` |
-| fused | ``experts.w13_weight``, ``experts.w2_weight_scale``, ``experts.w13_weight_bias`` |
-"""
+"""The names that checkpoint formats give an expert's tensors; docs/weights.md has the table."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ _RUNNER = "sglang.srt.layers.moe.moe_runner.aiter"
 _TOPK = "sglang.srt.layers.moe.topk"
 _METHOD = f"{_OURS}.srt.layers.quantization.mxfp4_method"
 _GLUE = f"{_OURS}.patches.glue"
+_UPDATES = f"{_OURS}.patches.weight_updates"
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater"
 _EVERYWHERE = frozenset({"aiter", "portable", "inert"})
 
 
@@ -54,6 +56,41 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_MXFP4}:Mxfp4MoEMethod.process_weights_after_loading",
         function=f"{_METHOD}:process_weights_after_loading",
         why="layout and gate_mode are decided apart from each other",
+    ),
+    Patch(
+        name="raw form before a weight update",
+        target="sglang.srt.model_loader.loader:DefaultModelLoader.restore_weights_before_loading",
+        function=f"{_UPDATES}:restore_before_loading",
+        since="0.5.21",
+        when_used=True,
+        why="loaders write raw bytes into packed parameters",
+    ),
+    *(
+        Patch(
+            name=f"MXFP4 weights in {method}",
+            target=f"{_UPDATER}.{method}",
+            function=f"{_UPDATES}:{function}",
+            since=since,
+            until=until,
+            upstream=upstream,
+            when_used=True,
+            why="an update that does not fit, or fails half-way, leaves a mixture of weights",
+        )
+        for method, function, since, until, upstream in (
+            ("update_weights_from_disk", "from_disk", "0.5.17", None, ""),
+            ("update_weights_from_tensor", "from_tensor", "0.5.17", None, ""),
+            ("update_weights_from_ipc", "from_ipc", "0.5.17", None, ""),
+            (
+                "update_weights_from_distributed",
+                "from_distributed",
+                "0.5.17",
+                "0.5.20",
+                "received and loaded in two steps",
+            ),
+            ("load_weights_from_distributed", "from_received", "0.5.21", None, ""),
+            ("begin_weight_update", "begin_session", "0.5.21", None, ""),
+            ("end_weight_update", "end_session", "0.5.21", None, ""),
+        )
     ),
     Patch(
         name="MXFP4 activation",

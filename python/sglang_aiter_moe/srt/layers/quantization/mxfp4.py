@@ -23,6 +23,8 @@ from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import (
     is_traced_or_captured,
 )
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_checkpoint import check_and_pad
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_raw_form import raw_forms
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import WEIGHTS, LayerWeights, weights_of
 
 #: Where a prepared layer keeps its plan, and the tensors that AITER is called with.
 PLAN = "aiter_moe_plan"
@@ -64,12 +66,14 @@ def prepare_weights(layer: Any, plan: MoePlan) -> None:
             :mod:`.mxfp4_checkpoint`. Afterwards scales have their packed, 2-D shape, biases are
             float32 with the gate half first, ``layer.aiter_moe_plan`` is the plan, and the weights
             carry the attribute ``is_shuffled`` that AITER looks at.
-        plan: from ``plan_moe``. A layer that already has these bytes only takes over the plan.
+        plan: from ``plan_moe``. A layer that already has these bytes only takes over the plan; one
+            that was opened for an update (:mod:`.mxfp4_reload`) is packed again, where it was.
 
     Raises:
         ContractError: the tensors do not fit the plan, or the layer is laid out otherwise.
     """
     prepared = getattr(layer, PLAN, None)
+    state = weights_of(layer)
     if prepared is not None:
         if prepared.bytes_key() != plan.bytes_key():
             raise ContractError(
@@ -78,7 +82,11 @@ def prepare_weights(layer: Any, plan: MoePlan) -> None:
                 fix="load the checkpoint again, or unpack the layer first",
             )
         setattr(layer, PLAN, plan)
+        if state is not None:
+            state.plan = plan
+            state.close()
         return
+    forms = raw_forms(layer, plan)
     check_and_pad(layer, plan)
     interleaved = plan.spec.gate_up_interleaved
     for name, layout, mixed in (
@@ -96,6 +104,18 @@ def prepare_weights(layer: Any, plan: MoePlan) -> None:
     if plan.spec.has_bias and interleaved:
         bias.data = deinterleave_gate_up_rows(bias.data.unsqueeze(-1)).squeeze(-1)
     mark_prepared(layer, plan)
+    setattr(layer, WEIGHTS, LayerWeights(layer, plan, forms))
+
+
+def restore_raw(layer: Any) -> None:
+    """Brings a prepared layer's tensors back into the raw form that its loaders write, in place.
+
+    What SGLang calls ``restore_weights_before_loading``. Calls refuse until :func:`prepare_weights`.
+    A layer that is raw stays as it is.
+    """
+    state = weights_of(layer)
+    if state is not None:
+        state.open()
 
 
 def mark_prepared(layer: Any, plan: MoePlan) -> None:
@@ -115,7 +135,7 @@ def moe_quant_info(layer: Any, expert_mask: torch.Tensor | None = None) -> Aiter
         expert_mask: with expert parallelism, the dispatcher's.
 
     Raises:
-        ContractError: the layer is not prepared.
+        ContractError: the layer is not prepared, is being updated, or an update of it failed.
     """
     plan = getattr(layer, PLAN, None)
     if plan is None:
@@ -124,6 +144,9 @@ def moe_quant_info(layer: Any, expert_mask: torch.Tensor | None = None) -> Aiter
             allowed="a layer after prepare_weights",
             fix="call prepare_weights(layer, plan_moe(spec, target)) once the checkpoint is loaded",
         )
+    state = weights_of(layer)
+    if state is not None and (state.opened or state.invalid):
+        state.refuse_call()
     w13, w2 = getattr(layer, OPERANDS)
     if not is_traced_or_captured(w13) and not _shares(w13, layer.w13_weight, w2, layer.w2_weight):
         mark_prepared(layer, plan)

@@ -71,7 +71,7 @@ def check_and_pad(layer: Any, plan: Any) -> None:
                 fix="make the plan from the sizes and the expert count that the loader fills",
             )
         if per == BLOCK:
-            _refuse_nan(tensor, name)
+            refuse_nan(tensor, name)
         target = (experts, doubled * rows[1], columns[1] // per)
         found.append((name, tensor, target, kind, fill))
     biases = [
@@ -83,13 +83,13 @@ def check_and_pad(layer: Any, plan: Any) -> None:
     ]
     for name, tensor, target, kind, fill in found:
         if tuple(tensor.shape) != target:
-            tensor = _padded(tensor, target, kind, fill)
+            tensor = padded_tensor(tensor, target, kind, fill)
         getattr(layer, name).data = tensor
     for name, bias, sizes, kind in biases:
         if bias is not None:
             doubled = 1 if kind == "plain" else 2
             target = (experts, doubled * sizes[1], 1)
-            padded = _padded(bias.float().unsqueeze(-1), target, kind, 0).squeeze(-1)
+            padded = padded_tensor(bias.float().unsqueeze(-1), target, kind, 0).squeeze(-1)
             getattr(layer, name).data = padded
 
 
@@ -111,7 +111,8 @@ def _byte_tensor(layer: Any, name: str) -> torch.Tensor:
     return data if data.dtype == torch.uint8 else data.view(torch.uint8)
 
 
-def _refuse_nan(scale: torch.Tensor, name: str) -> None:
+def refuse_nan(scale: torch.Tensor, name: str) -> None:
+    """Raises ContractError, naming the place, for uint8 scales ``[E, N, C]`` that hold a NaN."""
     if scale.numel() and int(scale.max()) == NAN_SCALE:
         expert, row, column = (int(i) for i in (scale == NAN_SCALE).nonzero()[0])
         raise ContractError(
@@ -142,7 +143,9 @@ def _bias(layer: Any, name: str, spec: Any, sizes: tuple[int, int]) -> torch.Ten
     return bias.data
 
 
-def _padded(tensor: torch.Tensor, target: tuple[int, ...], kind: str, fill: int) -> torch.Tensor:
+def padded_tensor(
+    tensor: torch.Tensor, target: tuple[int, ...], kind: str, fill: int
+) -> torch.Tensor:
     """``tensor`` ``[E, R, C]`` in the corner of a ``target``-sized one; gate and up each in theirs."""
     if tuple(tensor.shape) == target:
         return tensor

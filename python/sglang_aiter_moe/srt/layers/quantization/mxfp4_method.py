@@ -22,6 +22,7 @@ from sglang_aiter_moe.srt.layers.quantization.mxfp4 import (
     pad_hidden_states,
     prepare_weights,
 )
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import guarded
 
 #: Where a layer keeps its plan from its construction on; ``mxfp4.PLAN`` says that it is laid out.
 PLANNED = "aiter_moe_planned"
@@ -168,7 +169,10 @@ def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, 
         tensor = torch.full((layer.num_local_experts, *shape), fill, dtype=dtype)
         parameter = torch.nn.Parameter(tensor, requires_grad=False)
         layer.register_parameter(name, parameter)
-        set_weight_attrs(parameter, attributes)
+        own = dict(attributes)
+        if "weight_loader" in own:
+            own["weight_loader"] = guarded(layer, name, own["weight_loader"])
+        set_weight_attrs(parameter, own)
         if name.endswith("scale"):
             parameter.quant_method = "group"
 

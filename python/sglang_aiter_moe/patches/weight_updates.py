@@ -1,0 +1,188 @@
+"""SGLang's weight updates on layers that are laid out: checked first, whole or not at all.
+
+Around the methods of SGLang's ``WeightUpdater``, each of which returns ``(success, message)``. An update
+that is refused, or that fails, returns ``False`` with the reason; it does not end the scheduler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_aiter_moe.srt.layers.quantization import mxfp4_reload
+from sglang_aiter_moe.srt.layers.quantization.mxfp4 import restore_raw
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import LayerWeights, weights_of
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_update_check import Described, check_update
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+
+
+class _Unsuccessful(Exception):
+    """SGLang caught what went wrong, and says so in its result."""
+
+    def __init__(self, result: tuple[bool, str]) -> None:
+        super().__init__(result[1])
+        self.result = result
+
+
+def restore_before_loading(original: Any, model: torch.nn.Module, target_device: Any) -> None:
+    """After SGLang's own: every layer that is laid out gets its raw form."""
+    from sglang.srt.model_loader import loader
+
+    original(model, target_device)
+    if loader.QuantizedRLModelLoader.is_reload_scenario(model):
+        return
+    for module in model.modules():
+        restore_raw(module)
+
+
+def from_disk(original: Any, updater: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:
+    """``update_weights_from_disk``. The headers of the files are checked before the first is read."""
+
+    def run() -> Any:
+        result = original(updater, model_path, *args, **kwargs)
+        # After a failure SGLang loads once more, so what it leaves is no mixture.
+        if not result[0] and mxfp4_reload.staging() == "host":
+            raise _Unsuccessful(result)
+        return result
+
+    return _update(updater, lambda: _in_files(model_path), run, checked=False)
+
+
+def from_tensor(
+    original: Any, updater: Any, named_tensors: Any, load_format: str | None = None
+) -> Any:
+    """``update_weights_from_tensor``, also for ``direct``, which goes around the weight loaders."""
+
+    def run() -> Any:
+        with _direct(updater.get_model(), named_tensors, load_format):
+            return original(updater, named_tensors, load_format)
+
+    return _update(updater, lambda: _in_memory(named_tensors), run)
+
+
+def from_received(original: Any, updater: Any, named_tensors: Any) -> Any:
+    """``load_weights_from_distributed``: the tensors have been received."""
+    return _update(
+        updater, lambda: _in_memory(named_tensors), lambda: original(updater, named_tensors)
+    )
+
+
+def from_distributed(
+    original: Any, updater: Any, names: Any, dtypes: Any, shapes: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """``update_weights_from_distributed`` up to 0.5.20: checked before anything is received."""
+
+    def described() -> Iterator[Described]:
+        for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
+            known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
+            yield name, tuple(shape), known
+
+    run = lambda: original(updater, names, dtypes, shapes, *args, **kwargs)  # noqa: E731
+    return _update(updater, described, run)
+
+
+def from_ipc(original: Any, updater: Any, recv_req: Any) -> Any:
+    """``update_weights_from_ipc``: what comes is only known to the checkpoint engine."""
+    return _update(updater, lambda: (), lambda: original(updater, recv_req))
+
+
+def begin_session(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """``begin_weight_update``: everything until the end is one update."""
+    mxfp4_reload.begin_session()
+    return original(updater, *args, **kwargs)
+
+
+def end_session(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """``end_weight_update``."""
+    try:
+        return original(updater, *args, **kwargs)
+    finally:
+        mxfp4_reload.end_session()
+
+
+def states_in(model: torch.nn.Module) -> list[LayerWeights]:
+    """The layers of a model that are laid out."""
+    found = (weights_of(module) for module in model.modules())
+    return [state for state in found if state is not None]
+
+
+def _update(
+    updater: Any,
+    described: Callable[[], Iterable[Described]],
+    run: Callable[[], tuple[bool, str]],
+    *,
+    checked: bool = True,
+) -> tuple[bool, str]:
+    states = states_in(updater.get_model())
+    if not states:
+        return run()
+    try:
+        mxfp4_reload.staging()
+        check_update(described(), states)
+        with mxfp4_reload.updating():
+            result = run()
+            if checked and not result[0]:
+                raise _Unsuccessful(result)
+            return result
+    except _Unsuccessful as error:
+        return error.result
+    except Exception as error:
+        logger.exception("the weight update failed")
+        return False, f"{type(error).__name__}: {error}"
+
+
+def _in_memory(named_tensors: Any) -> Iterator[Described]:
+    if isinstance(named_tensors, dict):  # a flattened bucket
+        for part in named_tensors["metadata"]:
+            yield part.name, tuple(part.shape), part.dtype
+        return
+    for name, tensor in named_tensors:
+        if isinstance(tensor, torch.Tensor):
+            yield name, tuple(tensor.shape), tensor.dtype
+        else:
+            yield name, None, None  # serialised for each rank
+
+
+def _in_files(model_path: str) -> Iterator[Described]:
+    from sglang_aiter_moe.checkpoint.files import Checkpoint
+
+    path = Path(model_path)
+    if not path.is_dir() or not any(path.glob("*.safetensors")):
+        return  # not on this disk yet, or another format: SGLang finds it
+    files = Checkpoint(path)
+    for name in files.names:
+        yield name, files.shape(name), _DTYPES.get(files.dtype(name))
+
+
+@contextlib.contextmanager
+def _direct(model: torch.nn.Module, named_tensors: Any, load_format: str | None) -> Iterator[None]:
+    """Opens the parameters that are about to be written without their loaders."""
+    touched = []
+    if load_format == "direct":
+        names = {name for name, _ in named_tensors}
+        for prefix, module in model.named_modules():
+            state = weights_of(module)
+            for name in () if state is None else state.forms:
+                if f"{prefix}.{name}" in names:
+                    state.touch(name)
+                    touched.append((state, name))
+    yield
+    for state, name in touched:
+        state.wrote(name, None, None)
