@@ -33,14 +33,15 @@ def run(
         w1_scale, w2_scale: E8M0 bytes.
         topk_weights: fp32 ``[M, K]``.
         topk_ids: int32 ``[M, K]``; ids that name no local expert contribute nothing.
-        out: ``[M, H]`` bf16, fp16 or fp32, overwritten completely.
+        out: ``[M, H]`` bf16, fp16 or fp32, overwritten completely; ``[M, K, H]``: the experts' weighted results
+        unsummed.
 
     Raises:
         ContractError: before any launch, for a shape, dtype, layout or device that the kernels would misread.
     """
     from sglang_aiter_moe.portable.triton.checks import check
-    from sglang_aiter_moe.portable.triton.launch import run_portable
+    from sglang_aiter_moe.portable.triton.launch import dispatch
 
     operands = (hidden_states, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out)
     check(request, *operands)
-    run_portable(request, *operands)
+    dispatch(request, *operands)

@@ -123,7 +123,7 @@ def check(
     _dtype("out", out, (torch.bfloat16, torch.float16, torch.float32))
     _shape("hidden_states", hidden_states, (M, H))
     _shape("topk_weights", topk_weights, (M, K))
-    _shape("out", out, (M, H))
+    _shape("out", out, (M, K, H) if out.dim() == 3 else (M, H))
     for name, tensor in (
         ("hidden_states", hidden_states),
         ("topk_ids", topk_ids),
@@ -135,9 +135,11 @@ def check(
                 allowed="contiguous rows",
                 fix=f"pass {name}.contiguous()",
             )
-    if out.numel() and out.stride(1) != 1:
+    if out.numel() and (out.stride(-1) != 1 or (out.dim() == 3 and not out.is_contiguous())):
         raise ContractError(
-            f"out has strides {list(out.stride())}", allowed="unit stride along H", fix="pass rows"
+            f"out has strides {list(out.stride())}",
+            allowed="unit stride along H, and contiguous if it is [M, K, H]",
+            fix="pass a contiguous output",
         )
     if M * K >= _MAX_PAIRS:
         raise ContractError(

@@ -118,7 +118,7 @@ def quantize_blocks(v, FORMAT: tl.constexpr, RULE: tl.constexpr):
     scaled = blocks * e8m0_to_f32(254 - scale)[:, :, None]
     # Under a NaN scale codes mean nothing; make them the same on every machine.
     lost = (scale == 255)[:, :, None]
-    if FORMAT == "e2m1":  # noqa: SIM108 - a constexpr branch
+    if FORMAT == "e2m1":
         codes = tl.where(lost, 7, f32_to_e2m1(scaled))
     else:
         codes = tl.where(lost, 0x7F, f32_to_e4m3(scaled))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 import triton
@@ -66,6 +67,41 @@ def row_format(mode: str, columns: int) -> tuple[int, torch.dtype]:
     return (columns if mode == "A8W4" else columns // 2), torch.uint8
 
 
+def dispatch(
+    r: KernelRequest,
+    x: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    w1_scale: torch.Tensor,
+    w2_scale: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """The form for this device and size; all of them compute the same layer. Operands as in ``run``."""
+    if isinstance(r.num_local_tokens, int):
+        n = min(r.num_local_tokens, x.shape[0])
+        out[n:].zero_()
+        r, x, topk_weights, topk_ids, out = (
+            replace(r, num_local_tokens=None),
+            x[:n],
+            topk_weights[:n],
+            topk_ids[:n],
+            out[:n],
+        )
+    w1, w2, w1_scale, w2_scale = (t.view(torch.uint8) for t in (w1, w2, w1_scale, w2_scale))
+    operands = (w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out)
+    if arch_of(x.device.type, x.device.index) == "sm90" and topk_ids.numel() and out.dim() == 2:
+        from sglang_aiter_moe.portable.triton.hopper import table as hopper_table
+
+        chosen = hopper_table.choose(r, topk_ids.numel(), w1_scale, w2_scale)
+        if chosen is not None:
+            runner, config = chosen
+            runner(r, x, *operands, config)
+            return
+    run_portable(r, x, *operands)
+
+
 def run_portable(
     r: KernelRequest,
     x: torch.Tensor,
@@ -87,11 +123,6 @@ def run_portable(
         arch: whose table and matrix instructions; None: the device's.
     """
     tokens = r.num_local_tokens
-    if isinstance(tokens, int):
-        n = min(tokens, x.shape[0])
-        out[n:].zero_()
-        x, topk_weights, topk_ids, out = x[:n], topk_weights[:n], topk_ids[:n], out[:n]
-        tokens = None
     M, topk = topk_ids.shape
     E, H, I = r.num_experts, r.hidden_size, r.intermediate_size
     pairs = M * topk
@@ -108,8 +139,10 @@ def run_portable(
         "pairs": ((blocks * config.m,), torch.int32),
         "experts": ((blocks,), torch.int32),
         "blocks": ((1,), torch.int32),
-        "part": ((pairs, H), torch.bfloat16),
     }
+    per_slot = out.dim() == 3
+    if not per_slot:
+        wanted["part"] = ((pairs, H), torch.bfloat16)
     columns, dtype = row_format(r.mode, I)
     wanted["y"] = ((pairs, columns), dtype)
     wanted["y_scale"] = ((pairs, I // 32), torch.uint8)
@@ -118,6 +151,7 @@ def run_portable(
         wanted["x"] = ((M, columns), dtype)
         wanted["x_scale"] = ((M, H // 32), torch.uint8)
     ws = carve(x.device, wanted)
+    part = out.zero_().view(pairs, H) if per_slot else ws["part"]
 
     mask = r.expert_mask
     total = E if mask is None else mask.numel()
@@ -158,13 +192,15 @@ def run_portable(
     stage2_kernel[(blocks * triton.cdiv(H, t.n),)](
         ws["y"], ws["y_scale"], w2.view(torch.uint8), w2_scale.view(torch.uint8), w2_scale.numel(),
         nothing if r.bias2 is None else r.bias2, topk_weights,
-        ws["pairs"], ws["experts"], ws["blocks"], ws["part"], pairs,
+        ws["pairs"], ws["experts"], ws["blocks"], part, pairs,
         H=H, I=I, I_USED=I - r.intermediate_skip_k, X_FORMAT=fmt,
         W_LAYOUT=r.w2_layout, W_SCALE_LAYOUT=r.w2_scale_layout, DOT=dot,
         HAS_BIAS=r.bias2 is not None, WEIGHT_ON_OUTPUT=r.weight_on_output,
         BLOCK_M=config.m, BLOCK_N=t.n, BLOCK_K=t.k, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
+    if per_slot:
+        return
     combine_kernel[(M, triton.cdiv(H, 1024))](
-        ws["part"], *sort_args, out, out.stride(0), M, topk, total,
+        part, *sort_args, out, out.stride(0), M, topk, total,
         H=H, H_USED=H - r.hidden_skip_n, **flags, DOT=dot, BLOCK_H=min(1024, triton.next_power_of_2(H)),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import triton.language as tl
 
 
 @triton.jit
-def weight_row(half: tl.constexpr, i, HALF_ROWS: tl.constexpr, LAYOUT: tl.constexpr):
+def weight_row(half, i, HALF_ROWS: tl.constexpr, LAYOUT: tl.constexpr):
     """Row of the stored matrix that holds row ``i`` of ``half``."""
     if LAYOUT == "gu_interleaved":  # 16-row tiles alternate gate and up
         return (i // 16) * 32 + half * 16 + i % 16
@@ -28,19 +28,14 @@ def weight_offset(row, kbyte, KBYTES: tl.constexpr, LAYOUT: tl.constexpr):
         return ((row // 16) * (KBYTES // 16) + kbyte // 16) * 256 + (row % 16) * 16 + kbyte % 16
 
 
-@triton.jit
-def scale_columns(BLOCKS: tl.constexpr, LAYOUT: tl.constexpr):
-    """Stored columns for ``BLOCKS`` = K/32 real ones."""
-    if LAYOUT == "separated" or LAYOUT == "gu_interleaved":
-        return (BLOCKS + 7) // 8 * 8
-    else:
-        return BLOCKS
+@triton.constexpr_function
+def scale_columns(blocks, layout):
+    """Stored columns for ``blocks`` = K/32 real ones."""
+    return (blocks + 7) // 8 * 8 if layout in ("separated", "gu_interleaved") else blocks
 
 
 @triton.jit
-def scale_offset(
-    half: tl.constexpr, i, j, HALF_ROWS: tl.constexpr, BLOCKS: tl.constexpr, LAYOUT: tl.constexpr
-):
+def scale_offset(half, i, j, HALF_ROWS: tl.constexpr, BLOCKS: tl.constexpr, LAYOUT: tl.constexpr):
     """Byte offset inside one expert of the scale of row ``i`` of ``half``, K block ``j``."""
     COLS: tl.constexpr = scale_columns(BLOCKS, LAYOUT)
     row = i + half * HALF_ROWS

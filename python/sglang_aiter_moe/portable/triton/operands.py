@@ -46,7 +46,7 @@ def load_rows(
     BLOCK_K: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Activations ``[rows, BLOCK_K]`` from column ``k``: (bf16, None) or (codes, scales).
+    """Activations ``[rows, BLOCK_K]`` from column ``k``: bf16 twice, or codes and scales.
 
     Columns from K_USED on read as zero. FORMAT "bf16", "e4m3" or "e2m1".
     """
@@ -54,7 +54,8 @@ def load_rows(
     if FORMAT == "bf16":
         col = k + tl.arange(0, BLOCK_K)
         ok2 = ok[:, None] & (col < K_USED)[None, :]
-        return tl.load(codes_ptr + base * K + col[None, :], mask=ok2, other=0.0), None
+        x = tl.load(codes_ptr + base * K + col[None, :], mask=ok2, other=0.0)
+        return x, x
     else:
         block = k // 32 + tl.arange(0, BLOCK_K // 32)
         ok2 = ok[:, None] & (block < (K_USED + 31) // 32)[None, :]

@@ -48,11 +48,15 @@ def count_kernel(
     g = tl.program_id(0)
     if HAS_MASK:
         # Experts that the mask leaves without a global id must still read as empty.
-        at = tl.arange(0, GROUPS)
-        here = tl.load(mask_ptr + at, mask=at < G, other=0) != 0
+        all_g = tl.arange(0, GROUPS)
+        here = tl.load(mask_ptr + all_g, mask=all_g < G, other=0) != 0
         present = tl.sum(here.to(tl.int32), axis=0)
         if g == 0:
-            tl.store(counts_ptr + at, tl.zeros([GROUPS], tl.int32), mask=(at >= present) & (at < E))
+            tl.store(
+                counts_ptr + all_g,
+                tl.zeros([GROUPS], tl.int32),
+                mask=(all_g >= present) & (all_g < E),
+            )
     local = local_index(mask_ptr, g, G, E, HAS_MASK, GROUPS)
     if local >= 0:
         n = tokens_here(tokens_ptr, M, HAS_TOKENS) * topk

@@ -13,6 +13,8 @@ _ALIGN = 256
 _GROWTH = 1 << 20
 _arenas: dict[tuple[str, int | None, int], list[torch.Tensor]] = {}
 
+_states: dict[tuple[str, int | None, int], torch.Tensor] = {}
+
 
 def _key(device: torch.device) -> tuple[str, int | None, int]:
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
@@ -50,6 +52,21 @@ def carve(device: torch.device, wanted: dict[str, tuple[tuple[int, ...], torch.d
     return tensors
 
 
+def state(device: torch.device) -> torch.Tensor:
+    """An int32 that is zero between calls, one per (device, stream)."""
+    key = _key(device)
+    if key not in _states:
+        _states[key] = torch.zeros(1, dtype=torch.int32, device=device)
+    return _states[key]
+
+
+def poison(device: torch.device) -> None:
+    """Fills the arena with 0xFF, NaN in every format (tests): nothing may depend on what an earlier call left."""
+    for arena in _arenas.get(_key(device), []):
+        arena.fill_(0xFF)
+
+
 def clear() -> None:
     """Drops every arena (tests). Graphs captured before must not be replayed after."""
     _arenas.clear()
+    _states.clear()

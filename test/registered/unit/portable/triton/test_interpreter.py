@@ -35,13 +35,20 @@ def results() -> dict[str, dict]:
     return {row["case"]: row for row in rows}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_matches_oracle(results, name):
+@pytest.mark.parametrize("name", [*CASES, "form-tokens", "form-list"])
+def test_matches_oracle_and_cpu_backend(results, name):
     row = results[name]
+    limit = LIMIT[CASES[name].mode if name in CASES else "A16W4"]
     assert row["finite"], row
-    assert row["rel_err"] < LIMIT[CASES[name].mode], row
+    assert row["rel_err"] < limit, row
+    assert row["cpu_err"] < limit, row
     assert row["same_bits"], row
     assert row["guards"], row
+
+
+def test_compares_with_something_else(results):
+    """The comparison bites: other weights give other outputs (the cases' seeds differ from run to run)."""
+    assert all(row["rel_err"] > 0 for name, row in results.items() if "no-tokens" not in name)
 
 
 if __name__ == "__main__":

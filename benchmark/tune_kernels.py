@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Regenerates tables/sm90.json: times every candidate of every form at each token count and keeps the fastest.
+
+    python benchmark/tune_kernels.py [--out FILE] [--shapes k3,oss] [--modes A16W4,A8W4,A4W4]
+
+A candidate that does not build or is not right (relative error against float32 above the mode's limit) is left out.
+The bound of a row lies between two token counts (geometric mean) where the winner changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+import triton
+from moe_layers import Layer, number_of_sets, time_graph
+
+from kernels import rounding
+from sglang_aiter_moe.numerics.metrics import relative_error
+from sglang_aiter_moe.portable.triton import workspace
+from sglang_aiter_moe.portable.triton.hopper import table
+from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config
+from sglang_aiter_moe.portable.triton.hopper.launch import ListConfig, TokenConfig
+from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig
+
+LIMIT = {"A16W4": 4e-3, "A8W4": 1e-2, "A4W4": 4e-2}
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
+CANDIDATES = {
+    "short": [
+        TokenConfig(32, 4, 7, 16, 1, 2, 8), TokenConfig(16, 4, 7, 16, 1, 2, 8), TokenConfig(32, 2, 2, 16, 1, 2, 4),
+        TokenConfig(32, 1, 4, 16, 1, 2, 4), ListConfig(32, 1, 4, 32, 4, 3), ListConfig(32, 1, 1, 32, 4, 3),
+        Fp8Config(8, 4, 4, 4), Fp8Config(8, 4, 4, 2), Fp8Config(8, 4, 8, 2), Fp8Config(8, 8, 4, 4),
+        PrefillConfig(32), PrefillConfig(64), PrefillConfig(128),
+    ],
+    "long": [
+        TokenConfig(32, 4, 6, 16, 4, 5, 16), TokenConfig(16, 4, 6, 16, 4, 5, 16), TokenConfig(32, 2, 2, 32, 2, 2, 8),
+        ListConfig(32, 1, 1, 32, 1, 2), ListConfig(32, 1, 2, 32, 1, 2), Fp8Config(8, 4, 4, 1), Fp8Config(8, 4, 4, 2),
+        PrefillConfig(32), PrefillConfig(64), PrefillConfig(128),
+    ],
+}  # fmt: skip
+
+
+def form_of(config) -> str:
+    return next(name for name, (kind, _, _) in table.FORMS.items() if type(config) is kind)
+
+
+def usable(layer: Layer, mode: str, config, tokens: int) -> bool:
+    _, supports, runner = table.FORMS[form_of(config)]
+    request = layer.request(mode)
+    if not supports(request, layer.packed[2], layer.packed[3]) or (
+        tokens > 16 and form_of(config) == "tokens"
+    ):
+        return False
+    x, ids, weights = layer.inputs(min(tokens, 48), 11)
+    out = torch.full_like(x, float("nan"))
+    try:
+        workspace.poison(x.device)
+        runner(request, x, *layer.packed, weights, ids, out, config)
+    except Exception as error:
+        print("left out", mode, config, repr(error)[:200], flush=True)
+        return False
+    reference = layer.reference(x, ids, weights, rounding(mode))
+    return relative_error(out.float(), reference) < LIMIT[mode]
+
+
+def tune(layer: Layer, mode: str, tokens: tuple[int, ...]) -> list[dict]:
+    kind = table.group(layer.request(mode)).split()[1]
+    winners = []
+    for count in tokens:
+        sets = [layer.inputs(count, 1 + s) for s in range(number_of_sets(count))]
+        out = torch.empty_like(sets[0][0])
+        best = (math.inf, None)
+        for config in CANDIDATES[kind]:
+            if not usable(layer, mode, config, count):
+                continue
+            runner = table.FORMS[form_of(config)][2]
+            request = layer.request(mode)
+            calls = [
+                lambda s=s: runner(request, s[0], *layer.packed, s[2], s[1], out, config)  # noqa: B023
+                for s in sets
+            ]
+            best = min(best, (time_graph(calls, 0.1)["us"], config), key=lambda pair: pair[0])
+        print(layer.name, mode, count, f"{best[0]:.1f}", best[1], flush=True)
+        if best[1] is not None:
+            winners.append((count * layer.shape.topk, best[1]))
+    rows = []
+    for (pairs, config), following in zip(winners, [*winners[1:], (None, None)], strict=True):
+        if following[1] != config:
+            bound = None if following[0] is None else round(math.sqrt(pairs * following[0]))
+            rows.append(table.row_json(bound, form_of(config), config))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=table.TABLES / "sm90.json")
+    parser.add_argument("--shapes", default="k3,oss")
+    parser.add_argument("--modes", default="A16W4,A8W4,A4W4")
+    arguments = parser.parse_args()
+    groups = {}
+    for shape in arguments.shapes.split(","):
+        layer = Layer(shape)
+        for mode in arguments.modes.split(","):
+            groups[table.group(layer.request(mode))] = tune(layer, mode, TOKENS)
+        del layer
+        torch.cuda.empty_cache()
+    note = f"{torch.cuda.get_device_name()}, Triton {triton.__version__}"
+    arguments.out.write_text(json.dumps({"note": note, "groups": groups}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""Builds the Hopper forms for sm90 without a GPU and counts the instructions of their inner loops.
+
+The layouts that make them fast (no exchange between lanes, nothing staged in shared memory but tokens) are the
+compiler's choice for the bf16 forms and asserted, not promised, for the others; this is where a new Triton shows
+that it
+chooses differently. Must run in a process without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import stage1_fp8
+from sglang_aiter_moe.portable.triton.hopper.fp8_stage2 import stage2_fp8
+from sglang_aiter_moe.portable.triton.hopper.prefill import stage1_prefill
+from sglang_aiter_moe.portable.triton.hopper.stage1 import stage1_hopper
+from sglang_aiter_moe.portable.triton.hopper.stage2 import stage2_list
+from sglang_aiter_moe.testing.triton_compile import FLOATS, POINTERS
+
+BIN = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
+BF16 = POINTERS | {
+    "x_ptr": "bf16", "a_ptr": "bf16", "words_ptr": "i32", "w2_ptr": "i32", "scale_ptr": "u8", "ids_ptr": "i32",
+    "w_ptr": "u8",
+}  # fmt: skip
+FP8 = POINTERS | {
+    "x_ptr": "fp8e4nv", "a_ptr": "fp8e4nv", "x_scale_ptr": "fp32", "a_scale_ptr": "fp32", "w_ptr": "u8",
+    "scale_ptr": "i32",
+}  # fmt: skip
+K3 = {"H": 3584, "I": 384}
+STAGE1 = K3 | {"LAYOUT": "separated", "ACTIVATION": "situv2", "HAS_LIMIT": False, "HAS_BIAS": False}
+
+
+def forms() -> dict[str, tuple]:
+    """name -> (kernel, constants, element types, warps, columns of the matrix instruction)."""
+    bf16 = {"ASM": True, "T": 8, "R": 32, "G": 1, "PDL": True}
+    stage1 = STAGE1 | bf16 | {"H_USED": 3584, "A_STRIDE": 384, "PREFETCH": False, "X_STRIDE": 3584}
+    stage2 = K3 | bf16 | {"I_USED": 384, "A_STRIDE": 384, "HAS_BIAS": False, "G": 4, "U": 1}
+    oss = {"H": 2880, "I": 2880}
+    fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4}
+    round = {"FORMAT": "e4m3", "RULE": "epilogue", "VIA_BF16": False}
+    return {
+        "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
+        BF16, 1, 8),
+        "bf16 stage 1 tokens": (stage1_hopper, stage1 | {"LIST": False, "PERMUTED": False, "WEIGHTED": True, "U":
+        2}, BF16, 1, 8),
+        "bf16 stage 2 list, K 2880": (
+            stage2_list, stage2 | oss | {"I_USED": 2880, "A_STRIDE": 2944, "G": 1, "U": 2}, BF16, 1, 8,
+        ),
+        "fp8 stage 1": (stage1_fp8, STAGE1 | fp8 | {"RULE": "pair", "VIA_BF16": True}, FP8, 4, 8),
+        "fp8 stage 1 gui": (
+            stage1_fp8, STAGE1 | fp8 | {"RULE": "pair", "VIA_BF16": True, "LAYOUT": "gu_interleaved"}, FP8, 4, 8,
+        ),
+        "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | {"RULE": "epilogue", "VIA_BF16": False, "PARTS": 1}, FP8, 4, 8),
+        "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "TILES": 1}, FP8, 4, 8),
+        "prefill stage 1": (stage1_prefill, STAGE1 | {"X_STRIDE": 3584, "A_STRIDE": 384, "N": 64, **round}, BF16, 4,
+        64),
+    }  # fmt: skip
+
+
+def build(kernel, constants: dict, types: dict, warps: int):
+    names = kernel.arg_names
+    signature, attrs = {}, {}
+    for i, name in enumerate(names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in types:
+            signature[name] = "*" + types[name]
+            attrs[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if name in FLOATS else "i32"
+    gluon = type(kernel).__name__ == "GluonJITFunction"
+    source = (GluonASTSource if gluon else ASTSource)(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(k),): v for k, v in constants.items()},
+        attrs=attrs,
+    )
+    options = {"num_warps": warps} | ({} if gluon else {"num_stages": 1})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def disassemble(cubin: bytes) -> tuple[list[str], dict[str, int]]:
+    """The instructions in order, and for each label where it stands."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [f"{BIN}/nvdisasm", "-c", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    instructions, labels = [], {}
+    for line in text.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label.group(1)] = len(instructions)
+        elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", line):
+            instructions.append(found.group(1))
+    return instructions, labels
+
+
+def inner_loop(instructions: list[str], labels: dict[str, int]) -> list[str]:
+    """The loop (a backward branch and what it spans) with the most matrix instructions."""
+    best: list[str] = []
+    for at, instruction in enumerate(instructions):
+        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", instruction)
+        if target and labels.get(target.group(1), at) < at:
+            body = instructions[labels[target.group(1)] : at + 1]
+            if sum("MMA" in i for i in body) > sum("MMA" in i for i in best):
+                best = body
+    return best
+
+
+def opcode(instruction: str) -> str:
+    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0].split(".")[0]
+
+
+def describe(name: str) -> dict:
+    kernel, constants, types, warps, _ = forms()[name]
+    compiled = build(kernel, constants, types, warps)
+    instructions, labels = disassemble(compiled.asm["cubin"])
+    loop = inner_loop(instructions, labels)
+    # A fence is written as loads that never happen: @!PT LDS RZ, [RZ].
+    mix = Counter(opcode(i) for i in loop if not i.startswith("@!PT"))
+    # Weights of one lane a matrix instruction: 16 x 16 over 32 lanes (HMMA), 16 rows x K over 32 lanes (wgmma).
+    per = {"HMMA": 8, "HGMMA": 8, "QGMMA": 16}
+    weights = sum(per.get(op, 0) * n for op, n in mix.items())
+    return {
+        "name": name,
+        "instructions_per_weight": round(sum(mix.values()) / weights, 2),
+        "mix": dict(mix.most_common()),
+        "spills": sum(opcode(i) in ("LDL", "STL") for i in instructions),
+        "shared": compiled.metadata.shared,
+    }
+
+
+def main() -> None:
+    for name in forms():
+        print(json.dumps(describe(name)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""On a GPU: every case of the portable form, and every Hopper form, against the oracle; guard bytes, repeatability,
+graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+
+from sglang_aiter_moe.testing.registration import register_cuda_ci
+from sglang_aiter_moe.testing.triton_cases import CASES, Case, run_case
+
+register_cuda_ci(est_time=300, stage="base-a", runner_config="1-gpu-small")
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+LIMIT = {"A16W4": 4e-3, "A8W4": 6e-3, "A4W4": 1.5e-2}
+
+
+def check(case: Case, row: dict) -> None:
+    assert row["finite"] and row["guards"] and row["same_bits"], row
+    assert row["rel_err"] < LIMIT[case.mode], row
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_portable_form(name):
+    from sglang_aiter_moe.portable.triton.launch import run_portable
+
+    case = dataclasses.replace(CASES[name], twice=True)
+    check(case, run_case(case, "cuda", torch.seed() % 1000003, run_portable))
+
+
+def forms() -> list:
+    from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, run_fp8
+    from sglang_aiter_moe.portable.triton.hopper.launch import (
+        ListConfig,
+        TokenConfig,
+        run_list,
+        run_tokens,
+    )
+    from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig, run_prefill
+
+    return [
+        ("tokens", run_tokens, TokenConfig(32, 4, 2, 16, 1, 2, 4)),
+        ("tokens-ragged", run_tokens, TokenConfig(16, 2, 2, 16, 2, 3, 8)),
+        ("list", run_list, ListConfig(32, 1, 2, 32, 2, 2)),
+        ("fp8", run_fp8, Fp8Config(8, 4, 4, 2)),
+        ("fp8-8-warps", run_fp8, Fp8Config(16, 8, 8, 1)),
+        ("prefill", run_prefill, PrefillConfig(32)),
+    ]
+
+
+MODES = {
+    "fp8": ("A16W4", "A8W4"),
+    "fp8-8-warps": ("A16W4", "A8W4"),
+    "prefill": ("A16W4", "A8W4", "A4W4"),
+}
+SHAPES = [
+    Case("small", tokens=5, twice=True),
+    Case("k3-like", hidden=512, inter=128, experts=9, topk=4, tokens=23, twice=True),
+    Case("oss-like", activation="swiglu", hidden=672, inter=416, bias=True, tokens=7, request={"limit": 7.0},
+    twice=True),
+    Case("gui", w13="gu_interleaved", w13_scale="gu_interleaved", hidden=256, inter=192, tokens=9, twice=True),
+    Case("silu", activation="silu", hidden=256, inter=64, tokens=3),
+    Case("one-expert", routing="one", tokens=37, hidden=256, inter=64, twice=True),
+    Case("holes", routing="holes", tokens=11, hidden=256, inter=64),
+    Case("mask", mask=(0, 1, 1, 0, 1), topk=3, tokens=13, hidden=256, inter=64),
+]  # fmt: skip
+
+
+@hopper
+@pytest.mark.parametrize("case", SHAPES, ids=lambda c: c.name)
+@pytest.mark.parametrize("form", range(6))
+@pytest.mark.parametrize("mode", ["A16W4", "A8W4", "A4W4"])
+def test_hopper_forms(mode, form, case):
+    name, runner, config = forms()[form]
+    if mode not in MODES.get(name, ("A16W4",)):
+        pytest.skip(f"this form does not compute {mode}")
+    if case.mask and name.startswith("tokens"):
+        pytest.skip("this form takes no mask")
+    case = dataclasses.replace(case, mode=mode)
+    row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
+    check(case, row)
+
+
+@hopper
+@pytest.mark.parametrize(
+    "name",
+    [
+        "A16W4-separated-situv2",
+        "A8W4-gui-situv2",
+        "A4W4-roundup-bf16",
+        "A16W4-mask",
+        "A16W4-one-expert",
+    ],
+)
+def test_dispatch(name):
+    check(CASES[name], run_case(CASES[name], "cuda", 5))
+
+
+def test_graph_replay_allocates_nothing():
+    from sglang_aiter_moe.portable import triton as backend
+
+    case = dataclasses.replace(CASES["A16W4-separated-situv2"], tokens=6)
+    calls = []
+    run_case(case, "cuda", 3, lambda r, *o: (calls.append((r, o)), backend.run(r, *o)))
+    r, operands = calls[0]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        backend.run(r, *operands)
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        backend.run(r, *operands)
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            backend.run(r, *operands)
+    expected = operands[-1].clone()
+    operands[-1].fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(operands[-1], expected)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
