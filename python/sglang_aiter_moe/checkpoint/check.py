@@ -76,12 +76,11 @@ def check_file(
             fix="pass the file that holds the experts",
         )
     raw = None if against is None else Checkpoint(against).layers()
-    plan = _plan(checkpoint)
-    if plan is not None:
-        spec = plan.spec
-    fingerprints = _fingerprints(checkpoint)
     verdicts = []
     for prefix, layer in layers.items():
+        plan, fingerprints = _plan(layer), _fingerprints(layer)
+        if plan is not None:
+            spec = plan.spec
         if raw is not None:
             wanted = _raw_digests(_raw_layer(raw, prefix, layer), spec, tp_rank, ep_rank)
             evidence = "against"
@@ -156,13 +155,13 @@ def _same(found: str, claimed: str) -> bool:
     return found == claimed or {found, claimed} <= {"separated", "a16w4"}
 
 
-def _plan(checkpoint: Checkpoint) -> MoePlan | None:
-    text = checkpoint.metadata.get(PLAN_KEY)
+def _plan(layer: Layer) -> MoePlan | None:
+    text = layer.metadata.get(PLAN_KEY)
     return None if text is None else MoePlan.from_json(text)
 
 
-def _fingerprints(checkpoint: Checkpoint) -> dict[str, Fingerprint]:
-    text = checkpoint.metadata.get(FINGERPRINTS_KEY)
+def _fingerprints(layer: Layer) -> dict[str, Fingerprint]:
+    text = layer.metadata.get(FINGERPRINTS_KEY)
     if text is None:
         return {}
     try:

@@ -38,6 +38,16 @@ class Layer:
         return self.checkpoint.shape(next(iter(self.names.values())))[0]
 
     @property
+    def file(self) -> Path:
+        """The file that the layer is in; one of them if it is spread."""
+        return self.checkpoint.file_of(next(iter(self.names.values())))
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Of :attr:`file`."""
+        return self.checkpoint.metadata_of(self.file)
+
+    @property
     def per_expert(self) -> bool:
         return any(expert is not None for _, _, expert in self.names)
 
@@ -113,7 +123,8 @@ class Checkpoint:
                 fix="pass the checkpoint's file or directory",
             )
         self._where: dict[str, Any] = {}
-        self.metadata: dict[str, str] = {}
+        self._file: dict[str, Path] = {}
+        self._metadata: dict[Path, dict[str, str]] = {}
         for file in self.files:
             try:
                 handle = safe_open(file, "pt")
@@ -123,12 +134,25 @@ class Checkpoint:
                     allowed="safetensors files",
                     fix="download the file again",
                 ) from error
-            self.metadata |= handle.metadata() or {}
+            self._metadata[file] = handle.metadata() or {}
             self._where |= dict.fromkeys(handle.keys(), handle)
+            self._file |= dict.fromkeys(handle.keys(), file)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._where)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Of all files; where they differ, the last one's."""
+        return {key: text for one in self._metadata.values() for key, text in one.items()}
+
+    def file_of(self, name: str) -> Path:
+        """The file that a tensor is in."""
+        return self._file[name]
+
+    def metadata_of(self, file: Path) -> dict[str, str]:
+        return self._metadata[file]
 
     def tensor(self, name: str) -> torch.Tensor:
         return self._where[name].get_tensor(name)

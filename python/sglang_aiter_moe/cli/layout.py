@@ -1,4 +1,4 @@
-"""`layout`: where each byte of a weight or a scale goes; what layout a file's experts are in."""
+"""`layout`: where each byte goes; what layout a file is in; laying out ahead of time."""
 
 from __future__ import annotations
 
@@ -58,6 +58,26 @@ def layout(
         Path | None,
         typer.Option("--against", metavar="RAW", help="The raw checkpoint, as evidence."),
     ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(
+            "--pack",
+            metavar="IN",
+            help="Write one rank of a raw checkpoint as its kernels read it, with the plan in its "
+            "metadata; by --plan, or by --config under --arch, --aiter and this environment.",
+        ),
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", metavar="OUT", help="Where --pack writes: a directory.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="PLAN", help="A plan as JSON (MoePlan.to_json)."),
+    ] = None,
+    arch: Annotated[str, typer.Option("--arch", help="Of the GPU that will run it.")] = "gfx950",
+    aiter: Annotated[
+        str | None, typer.Option("--aiter", help="Its AITER: a release or a known commit.")
+    ] = None,
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", min=1)] = 1,
     ep: Annotated[int, typer.Option("--ep", help="Expert-parallel ranks.", min=1)] = 1,
     tp_rank: Annotated[int, typer.Option("--tp-rank", help="Which of --tp.", min=0)] = 0,
@@ -67,7 +87,7 @@ def layout(
     """Show where each byte goes: packed position, and the row and byte it comes from.
 
     Of two halves of rows, the first is called gate and the second up, as in w13. With --check: tell the
-    layout of a file.
+    layout of a file. With --pack: lay out a checkpoint ahead of time.
     """
     if check is not None:
         from sglang_aiter_moe.cli import layout_check
@@ -77,8 +97,14 @@ def layout(
                 check, config, against, (tp, tp_rank), (ep, ep_rank), json_target=json_target
             )
         )
+    if pack is not None:
+        from sglang_aiter_moe.cli import layout_pack
+
+        made = layout_pack.read_plan(plan, config, arch, aiter, tp, ep)
+        layout_pack.run(pack, out_dir, made, tp_rank, ep_rank, json_target=json_target)
+        return
     if form is None or rows is None or cols is None:
-        raise typer.BadParameter("FORM with --rows and --cols, or --check FILE")
+        raise typer.BadParameter("FORM with --rows and --cols, --check FILE or --pack IN")
     # torch takes seconds to import, and --help should not wait for it.
     from sglang_aiter_moe.cli import layout_picture
     from sglang_aiter_moe.cli.layout_runs import resolve, runs

@@ -1,0 +1,80 @@
+"""`layout --pack`: writes a pre-laid-out checkpoint, with progress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sglang_aiter_moe.cli.layout_check import read_config
+from sglang_aiter_moe.cli.output import console, write_json
+from sglang_aiter_moe.contract.moe_plan import MoePlan
+from sglang_aiter_moe.errors import ContractError
+
+
+def read_plan(
+    plan: Path | None, config: Path | None, arch: str, aiter: str | None, tp: int, ep: int
+) -> MoePlan:
+    """The plan of a file, or the one for a model's config under this environment.
+
+    Raises:
+        ContractError: the file is no plan, or the config cannot be planned.
+    """
+    if plan is not None:
+        try:
+            return MoePlan.from_json(plan.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ContractError(
+                f"{plan} cannot be read: {error.strerror}",
+                allowed="a plan as JSON",
+                fix="write MoePlan.to_json() to the file",
+            ) from error
+    if config is None:
+        raise typer.BadParameter("--pack needs --plan PLAN or --config CONFIG")
+    from sglang_aiter_moe.contract.capabilities import Capabilities
+    from sglang_aiter_moe.contract.model_config import spec_from_config
+    from sglang_aiter_moe.contract.plan import plan_moe
+    from sglang_aiter_moe.contract.spec import Target
+
+    if aiter is None:
+        capabilities = Capabilities.newest("--aiter was not given")
+    else:
+        capabilities = Capabilities.for_release(aiter)
+    spec = spec_from_config(read_config(config), tp=tp, ep=ep)
+    return plan_moe(spec, Target.current(arch, capabilities))
+
+
+def run(
+    source: Path,
+    out: Path | None,
+    plan: MoePlan,
+    tp_rank: int,
+    ep_rank: int,
+    *,
+    json_target: str | None,
+) -> None:
+    """Packs, and says what was written."""
+    if out is None:
+        raise typer.BadParameter("--pack needs --out OUT")
+    from sglang_aiter_moe.checkpoint.offline import pack_checkpoint
+
+    shown = console(json_target)
+    columns = (TextColumn("layers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=shown) as progress:
+        task = progress.add_task("layers", total=None)
+        files = pack_checkpoint(
+            source,
+            out,
+            plan,
+            tp_rank=tp_rank,
+            ep_rank=ep_rank,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    shown.print(
+        f"{len(files)} files in {out}: w13 {plan.w13_layout}, gate_mode {plan.gate_mode.value}"
+    )
+    write_json(
+        {"out": str(out), "files": [file.name for file in files], "w13_layout": plan.w13_layout},
+        json_target,
+    )
