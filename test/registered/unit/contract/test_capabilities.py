@@ -288,5 +288,20 @@ def test_names_and_shuffles_may_be_missing():
     assert Capabilities.from_modules(modules).has("gfx1250_shuffle")
 
 
+@pytest.mark.parametrize(
+    "feature, variable",
+    [
+        ("force_a8w4", "AITER_FORCE_A8W4"),
+        ("flydsl_force", "AITER_FLYDSL_FORCE"),
+        ("swiglu_bf16_bound", "GPTOSS_SWIGLU_MXFP4_BF16_BOUND"),
+    ],
+)
+def test_variables_by_source(detect, feature, variable):
+    """Whatever the version says, a source text without the variable has not got it."""
+    assert detect(NOW, version="0.1.20", source=VARIABLES).has(feature)
+    without = VARIABLES.replace(variable, "")
+    assert not detect(NOW, version="0.1.20", source=without).has(feature)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))
