@@ -37,7 +37,7 @@ def _pair_of_planes(out: int, sign: int, magnitude: int) -> str:
 
     return (
         f"{shift(sign)} s, $4, {abs(sign)}; {shift(magnitude)} m, $4, {abs(magnitude)};"
-        f"and.b32 m, m, 0x01C001C0; lop3.b32 m, s, 0x80008000, m, 0xEA; mul.rn.bf16x2 ${out}, m, $5;"
+        f"and.b32 m, m, 0x01C001C0; lop3.b32 m, s, 0x80008000, m, 0xEA; mul.rn.bf16x2 ${out}, m, $8;"
     )
 
 
@@ -58,23 +58,43 @@ def tile_layout(N):
 
 @gluon.constexpr_function
 def copy_layout():
-    return gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    return gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def word32_layout():
+    """[64, 4]: the same words as ``word_layout``, as int32."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 4],
+    )
 
 
 @gluon.jit
 def operands(words, scale, N: gl.constexpr):
-    """Words uint8 ``[64, 16]`` and scale bytes ``[64]`` to two bf16 operands ``[64, 16]``, 2**-64 of the weights."""
+    """Words int32 ``[64, 4]`` and scale bytes ``[64]`` to two bf16 operands ``[64, 16]``, 2**-64 of the weights."""
     exponent = gl.minimum(scale.to(gl.int32), 193) + 62
-    pair = (exponent * 0x00800080)[:, None] + gl.zeros([64, 16], gl.int32, layout=word_layout(4))
+    pair = (exponent * 0x00800080)[:, None] + gl.zeros([64, 4], gl.int32, layout=word32_layout())
     a, b = gl.inline_asm_elementwise(
         DECODE,
-        "=r,=r,=r,=r,r,r,r,r,r",
-        [words, pair],
+        "=r,=r,=r,=r,r,r,r,r,r,r,r,r",
+        [_four_times(words), _four_times(pair)],
         dtype=(gl.bfloat16, gl.bfloat16),
         is_pure=True,
         pack=4,
     )
     return _operand(a, N), _operand(b, N)
+
+
+@gluon.jit
+def _four_times(v):
+    """``[64, 4]`` to ``[64, 16]``: an element for each that a word gives, all in the word's register."""
+    v = gl.join(v, v)  # [64, 4, 2]
+    v = gl.join(v, v)  # [64, 4, 2, 2]
+    return gl.convert_layout(gl.reshape(v, (64, 16)), word_layout(4), assert_trivial=True)
 
 
 @gluon.jit
@@ -86,56 +106,60 @@ def _operand(v, N: gl.constexpr):
 
 @gluon.jit
 def copy_chunk(at, ok, smem, step, COLUMNS: gl.constexpr):
-    """Starts the copy of columns 128 * step .. + 127 of the rows ``at [N, 64]``; past COLUMNS nothing is copied."""
-    slot = step % STAGES * 2
-    mask = ok & (step * 128 < COLUMNS)
-    async_load(smem.index(slot), at + step * 128, mask=mask)
-    async_load(smem.index(slot + 1), at + (step * 128 + 64), mask=mask)
+    """Starts the copy of columns 128 * step .. + 127 of the rows ``at [N, 128]``; past COLUMNS nothing is copied."""
+    async_load(smem.index(step % STAGES), at + step * 128, mask=ok & (step * 128 < COLUMNS))
     async_copy.commit_group()
 
 
 @gluon.jit
-def load_block(words, scales, step, u: gl.constexpr, K_BLOCKS: gl.constexpr):
-    w = words + (step * 4 + u) * 256
-    s = scales + step // 2 * 256 + step % 2 * 2 + u * 64
-    if K_BLOCKS % 4 == 0:
-        return gl.load(w), gl.load(s)
-    else:
-        inside = step * 4 + u < K_BLOCKS
-        return gl.load(w, mask=inside, other=0), gl.load(s, mask=inside, other=0)
+def load_step(words, scales, step, K_BLOCKS: gl.constexpr):
+    """Words and scale bytes of four K blocks; past the last one they are 0."""
+    w = words + step * 256
+    s = scales + step // 2 * 256 + step % 2 * 2
+    n = K_BLOCKS - step * 4
+    return (
+        gl.load(w, mask=n > 0, other=0), gl.load(w + 64, mask=n > 1, other=0),
+        gl.load(w + 128, mask=n > 2, other=0), gl.load(w + 192, mask=n > 3, other=0),
+        gl.load(s, mask=n > 0, other=0), gl.load(s + 64, mask=n > 1, other=0),
+        gl.load(s + 128, mask=n > 2, other=0), gl.load(s + 192, mask=n > 3, other=0),
+    )  # fmt: skip
 
 
 @gluon.jit
-def two_products(acc, w, s, half, u: gl.constexpr, N: gl.constexpr):
+def two_products(acc, w, s, chunk, u: gl.constexpr, N: gl.constexpr):
     a, b = operands(w, s, N)
-    acc = warpgroup_mma(a, half.slice(u * 32, 16, dim=1).permute((1, 0)), acc, is_async=True)
-    return warpgroup_mma(b, half.slice(u * 32 + 16, 16, dim=1).permute((1, 0)), acc, is_async=True)
+    acc = warpgroup_mma(a, chunk.slice(u * 32, 16, dim=1).permute((1, 0)), acc, is_async=True)
+    return warpgroup_mma(
+        b, chunk.slice(u * 32 + 16, 16, dim=1).permute((1, 0)), acc, is_async=True
+    )
 
 
 @gluon.jit
 def multiply(
     words, scales, at, ok, smem, K_BLOCKS: gl.constexpr, COLUMNS: gl.constexpr, N: gl.constexpr
 ):
-    """``[64, N]`` float32: all K blocks of 64 rows times the rows of x that ``at [N, 64]`` points at."""
+    """``[64, N]`` float32: all K blocks of 64 rows times the rows of x that ``at [N, 128]`` points at.
+
+    Weights are loaded a step ahead, x two chunks ahead.
+    """
     STEPS: gl.constexpr = (K_BLOCKS + 3) // 4
     copy_chunk(at, ok, smem, 0, COLUMNS)
     copy_chunk(at, ok, smem, 1, COLUMNS)
     acc = warpgroup_mma_init(gl.zeros([64, N], gl.float32, layout=tile_layout(N)))
+    now = load_step(words, scales, 0, K_BLOCKS)
     for step in range(STEPS):
-        w0, s0 = load_block(words, scales, step, 0, K_BLOCKS)
-        w1, s1 = load_block(words, scales, step, 1, K_BLOCKS)
-        w2, s2 = load_block(words, scales, step, 2, K_BLOCKS)
-        w3, s3 = load_block(words, scales, step, 3, K_BLOCKS)
+        soon = load_step(words, scales, step + 1, K_BLOCKS)
         async_copy.wait_group(1)
         fence_async_shared()
         barrier()  # the chunk is there for all, and all have left the one that is overwritten next
         copy_chunk(at, ok, smem, step + 2, COLUMNS)
-        slot = step % STAGES * 2
-        acc = two_products(acc, w0, s0, smem.index(slot), 0, N)
-        acc = two_products(acc, w1, s1, smem.index(slot), 1, N)
-        acc = two_products(acc, w2, s2, smem.index(slot + 1), 0, N)
-        acc = two_products(acc, w3, s3, smem.index(slot + 1), 1, N)
+        chunk = smem.index(step % STAGES)
+        acc = two_products(acc, now[0], now[4], chunk, 0, N)
+        acc = two_products(acc, now[1], now[5], chunk, 1, N)
+        acc = two_products(acc, now[2], now[6], chunk, 2, N)
+        acc = two_products(acc, now[3], now[7], chunk, 3, N)
         acc = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[acc]))
+        now = soon
     async_copy.wait_group(0)
     return warpgroup_mma_wait(0, deps=[acc]) * ACCUMULATOR_SCALE
 
@@ -173,7 +197,7 @@ def round_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
 @gluon.jit
 def stage1_prefill(
     x_ptr,  # [M, X_STRIDE] bf16 in prefill order
-    w_ptr,
+    w_ptr,  # as int32
     scale_ptr,
     bias_ptr,
     pairs_ptr,  # [blocks, N]
@@ -207,22 +231,22 @@ def stage1_prefill(
     i0 = gl.program_id(0) % TILES * 32
     if b < gl.load(num_blocks_ptr):
         e = gl.load(block_expert_ptr + b).to(gl.int64)
-        smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2, N, 64], SHARED)
+        smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, N, 128], SHARED)
         pair = gl.load(pairs_ptr + b * N + gl.arange(0, N, layout=gl.SliceLayout(1, CL)))
-        k = gl.arange(0, 64, layout=gl.SliceLayout(0, CL))
+        k = gl.arange(0, 128, layout=gl.SliceLayout(0, CL))
         ok = (pair < num_pairs)[:, None] & (k >= 0)[None, :]
         at = x_ptr + (pair // topk).to(gl.int64)[:, None] * X_STRIDE + k[None, :]
 
         # Row r = 16 * warp + 8 * h + g: h picks gate or up, so that a lane holds both of a pair.
-        r = gl.arange(0, 64, layout=gl.SliceLayout(1, word_layout(4)))
-        kbyte = gl.arange(0, 16, layout=gl.SliceLayout(0, word_layout(4)))
+        r = gl.arange(0, 64, layout=gl.SliceLayout(1, word32_layout()))
+        word = gl.arange(0, 4, layout=gl.SliceLayout(0, word32_layout()))
         half = r // 8 % 2
         i = i0 + r // 16 * 8 + r % 8
-        words = w_ptr + e * (I * H)
+        words = w_ptr + e * (I * H // 4)
         words = (
             words
-            + weight_offset(weight_row(half, i, I, LAYOUT), 0, H // 2, LAYOUT)[:, None]
-            + kbyte[None, :]
+            + weight_offset(weight_row(half, i, I, LAYOUT), 0, H // 2, LAYOUT)[:, None] // 4
+            + word[None, :]
         )
         scales = (
             scale_ptr
@@ -264,7 +288,7 @@ def stage1_prefill(
 @gluon.jit
 def stage2_prefill(
     a_ptr,  # [pairs, A_STRIDE] bf16 in prefill order
-    w_ptr,
+    w_ptr,  # as int32
     scale_ptr,
     bias_ptr,
     weights_ptr,
@@ -287,18 +311,18 @@ def stage2_prefill(
     n0 = gl.program_id(0) % TILES * 64
     if b < gl.load(num_blocks_ptr):
         e = gl.load(block_expert_ptr + b).to(gl.int64)
-        smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2, N, 64], SHARED)
+        smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, N, 128], SHARED)
         pair = gl.load(pairs_ptr + b * N + gl.arange(0, N, layout=gl.SliceLayout(1, CL)))
-        k = gl.arange(0, 64, layout=gl.SliceLayout(0, CL))
+        k = gl.arange(0, 128, layout=gl.SliceLayout(0, CL))
         ok = (pair < num_pairs)[:, None] & (k >= 0)[None, :]
         at = a_ptr + pair.to(gl.int64)[:, None] * A_STRIDE + k[None, :]
-        n = gl.minimum(n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, word_layout(4))), H - 1)
-        kbyte = gl.arange(0, 16, layout=gl.SliceLayout(0, word_layout(4)))
+        n = gl.minimum(n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, word32_layout())), H - 1)
+        word = gl.arange(0, 4, layout=gl.SliceLayout(0, word32_layout()))
         words = (
             w_ptr
-            + e * (H * I // 2)
-            + weight_offset(n, 0, I // 2, "separated")[:, None]
-            + kbyte[None, :]
+            + e * (H * I // 8)
+            + weight_offset(n, 0, I // 2, "separated")[:, None] // 4
+            + word[None, :]
         )
         scales = (
             scale_ptr

@@ -65,7 +65,7 @@ def run_prefill(
             BLOCK=min(4096, triton.next_power_of_2(pairs)), WIDTH=1024, num_warps=4,
         )  # fmt: skip
         stage1_prefill[(blocks * (I // 32),)](
-            ws["x"], w1.view(torch.uint8), w1_scale, topk_weights if r.bias13 is None else r.bias13,
+            ws["x"], w1.view(torch.int32), w1_scale, topk_weights if r.bias13 is None else r.bias13,
             ws["pairs"], ws["experts"], counter, ws["a"], pairs, topk,
             r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
             H=H, I=I, X_STRIDE=x_stride, A_STRIDE=a_stride, LAYOUT=r.w13_layout, ACTIVATION=r.activation,
@@ -73,7 +73,7 @@ def run_prefill(
             FORMAT=fmt, RULE=rule, VIA_BF16=via_bf16, num_warps=4,
         )  # fmt: skip
         stage2_prefill[(blocks * triton.cdiv(H, 64),)](
-            ws["a"], w2.view(torch.uint8), w2_scale, topk_weights if r.bias2 is None else r.bias2,
+            ws["a"], w2.view(torch.int32), w2_scale, topk_weights if r.bias2 is None else r.bias2,
             topk_weights, ws["pairs"], ws["experts"], counter, ws["part"], pairs,
             H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, N=config.n, num_warps=4,
         )  # fmt: skip
