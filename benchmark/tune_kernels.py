@@ -55,7 +55,9 @@ def right(layer: Layer, mode: str) -> list:
     """The candidates that support the mode, build, and agree with float32 on 3 and on 40 tokens."""
     request = layer.request(mode)
     found = CANDIDATES[table.group(request).split()[1]]
-    found = [c for c in found if table.FORMS[form_of(c)][1](request, layer.packed[2], layer.packed[3])]
+    found = [
+        c for c in found if table.FORMS[form_of(c)][1](request, layer.packed[2], layer.packed[3])
+    ]
     for tokens in (3, 40):
         inputs = layer.inputs(tokens, 11)
         reference = layer.reference(*inputs, rounding(mode))
@@ -65,7 +67,9 @@ def right(layer: Layer, mode: str) -> list:
             out = torch.full_like(x, float("nan"))
             try:
                 workspace.poison(x.device)
-                table.FORMS[form_of(config)][2](request, x, *layer.packed, weights, ids, out, config)
+                table.FORMS[form_of(config)][2](
+                    request, x, *layer.packed, weights, ids, out, config
+                )
                 error = relative_error(out.float(), reference)
             except Exception as problem:
                 print("left out", mode, config, repr(problem)[:200], flush=True)
