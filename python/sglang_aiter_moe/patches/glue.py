@@ -20,9 +20,22 @@ def quant_info_with_plan(original: type) -> type:
         gate_mode: str = "separated"
         plan: Any = None
 
-    AiterMoeQuantInfo.__module__ = original.__module__
-    AiterMoeQuantInfo.__qualname__ = original.__qualname__
-    return AiterMoeQuantInfo
+    return _named_like(original, AiterMoeQuantInfo)
+
+
+def runner_input_with_output(original: type) -> type:
+    """SGLang's ``AiterRunnerInput`` with the field ``output``, which it has from 0.5.22."""
+
+    @dataclass
+    class AiterRunnerInput(original):
+        output: torch.Tensor | None = None
+
+    return _named_like(original, AiterRunnerInput)
+
+
+def _named_like(original: type, cls: type) -> type:
+    cls.__module__, cls.__qualname__ = original.__module__, original.__qualname__
+    return cls
 
 
 def run(
@@ -58,7 +71,7 @@ def _extras() -> dict[str, Any]:
 
 def _delivered(output: Any, runner_input: Any) -> Any:
     result = output.hidden_states
-    if runner_input.output is not None or not isinstance(result, torch.Tensor):
+    if getattr(runner_input, "output", None) is not None or not isinstance(result, torch.Tensor):
         return output
     buffer = zero_copy_context.get_moe_output_spec(result.shape, result.dtype, result.device)
     if buffer is None or buffer is result:

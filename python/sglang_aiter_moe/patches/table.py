@@ -112,6 +112,15 @@ PATCHES: tuple[Patch, ...] = (
         why="gate_mode has no field of its own and is sent for some layers only",
     ),
     Patch(
+        name="output buffer of a call",
+        target=f"{_RUNNER}:AiterRunnerInput",
+        function=f"{_GLUE}:runner_input_with_output",
+        how=How.VALUE,
+        until="0.5.21",
+        upstream="AiterRunnerInput has the field output",
+        why="a dispatcher cannot name the buffer that the result has to be in",
+    ),
+    Patch(
         name="AITER runner",
         target=f"{_RUNNER}:AiterRunnerCore.run",
         function=f"{_GLUE}:run",
