@@ -176,6 +176,8 @@ class CarrierReference:
             weights,
             mode=self.mode,
             dtype=torch.float32,
+            # No tuned row has these sizes: AITER requantises from bf16 (docs/contract.md section d).
+            requantization="roundup",
             **activation,
         )
 

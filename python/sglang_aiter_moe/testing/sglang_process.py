@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+RESULT = "RESULT "
+
 
 def become_single_rank(model_path: str | Path, port: int, **server_args: Any) -> Any:
     """Returns SGLang's ``ModelConfig`` of ``model_path``; the process can build its layers afterwards.
@@ -28,17 +30,8 @@ def become_single_rank(model_path: str | Path, port: int, **server_args: Any) ->
     from sglang.srt import runtime_context
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
-    from sglang.srt.server_args import ServerArgs
 
-    settings = {
-        "model_path": str(model_path),
-        "device": "cpu",
-        "dtype": "bfloat16",
-        "attention_backend": "torch_native",
-        "disable_cuda_graph": True,
-        **server_args,
-    }
-    args = ServerArgs(**settings)
+    args = _server_args(model_path, **server_args)
     publish = runtime_context.publish
     if "ranks" in inspect.signature(publish).parameters:  # from 0.5.21
         publish(args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0))
@@ -61,6 +54,27 @@ def become_single_rank(model_path: str | Path, port: int, **server_args: Any) ->
     else:
         initialize_moe_config()
     return model_config
+
+
+def model_config_of(model_path: str | Path) -> Any:
+    """SGLang's ``ModelConfig`` of a further checkpoint, in a process that is a worker already."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    return ModelConfig.from_server_args(_server_args(model_path))
+
+
+def _server_args(model_path: str | Path, **fields: Any) -> Any:
+    from sglang.srt.server_args import ServerArgs
+
+    settings = {
+        "model_path": str(model_path),
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "attention_backend": "torch_native",
+        "disable_cuda_graph": True,
+        **fields,
+    }
+    return ServerArgs(**settings)
 
 
 def _initialize_attention(args: Any, model_config: Any) -> None:
@@ -111,4 +125,4 @@ def release() -> str:
 
 def print_result(**values: Any) -> None:
     """Writes one JSON line that the parent test process looks for."""
-    print("RESULT " + json.dumps(values), flush=True)
+    print(RESULT + json.dumps(values), flush=True)

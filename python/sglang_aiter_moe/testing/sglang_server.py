@@ -56,13 +56,17 @@ def free_port() -> int:
 
 
 def environment(
-    *, release: Path | None = None, base: Mapping[str, str] | None = None, **variables: str | None
+    *,
+    release: str | None = None,
+    controls: bool = False,
+    base: Mapping[str, str] | None = None,
+    **variables: str | None,
 ) -> dict[str, str]:
     """The environment of an SGLang process on a machine without a GPU.
 
     Args:
-        release: ``--target`` directory of another SGLang release, searched first; more than one
-            directory can be joined by ``os.pathsep``.
+        release: directories of another SGLang release, joined by ``os.pathsep``; searched first.
+        controls: make the second plugin of ``testing/controls.py`` visible.
         base: environment to start from; this process's if None.
         variables: set on top; None removes one.
     """
@@ -70,7 +74,9 @@ def environment(
     for name in list(env):
         if name.startswith(("AITER_", "SGLANG_")):
             del env[name]
-    paths = [] if release is None else [str(release)]
+    paths = [] if release is None else [release]
+    if controls:
+        paths.append(str(PACKAGE / "testing" / "controls_dist"))
     env["PYTHONPATH"] = os.pathsep.join([*paths, str(PLACEHOLDERS), str(PACKAGE.parent)])
     env |= {
         "SGLANG_USE_CPU_ENGINE": "1",

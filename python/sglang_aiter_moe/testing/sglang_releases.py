@@ -1,0 +1,85 @@
+"""The SGLang releases that the tests run, and how a process gets one of them.
+
+The main release lives in the environment itself, every other one in ``releases/X`` below it, together with
+what else it needs (see ``make test-sglang``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from sglang_aiter_moe.testing.sglang_process import RESULT
+from sglang_aiter_moe.testing.sglang_server import environment
+
+MAIN = "0.5.23"
+OTHERS = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22")
+RELEASES = (*OTHERS, MAIN)
+#: Up to 0.5.21 with the transformers release that they pin.
+OLD_TRANSFORMERS = "transformers-5.12.1"
+NEEDS_OLD_TRANSFORMERS = OTHERS[:5]
+
+
+def search_path(release: str) -> str | None:
+    """What goes first on PYTHONPATH for a release; None for the main one."""
+    if release == MAIN:
+        return None
+    folder = Path(sys.prefix) / "releases"
+    names = [release]
+    if release in NEEDS_OLD_TRANSFORMERS:
+        names.append(OLD_TRANSFORMERS)
+    missing = [name for name in names if not (folder / name).is_dir()]
+    if missing:
+        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}: run `make test-sglang`")
+    return os.pathsep.join(str(folder / name) for name in names)
+
+
+def run_probe(
+    module: str,
+    *arguments: str,
+    release: str = MAIN,
+    timeout: float = 420,
+    controls: bool = False,
+    **variables: str | None,
+) -> dict:
+    """Runs ``python -m module arguments`` with an SGLang release; returns what it reported.
+
+    ``controls`` and ``variables``: see :func:`.sglang_server.environment`.
+
+    Raises:
+        RuntimeError: it failed or reported nothing; with the end of its output.
+    """
+    env: Mapping[str, str] = environment(
+        release=search_path(release), controls=controls, **variables
+    )
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(env),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode(errors="replace")
+        raise RuntimeError(f"{module} took more than {timeout:.0f} s\n{_end(output)}") from error
+    for line in done.stdout.splitlines():
+        if line.startswith(RESULT):
+            return read_result(line)
+    raise RuntimeError(f"{module} reported nothing\n{_end(done.stdout + done.stderr)}")
+
+
+def read_result(line: str) -> dict:
+    """The dict behind ``print_result``'s line."""
+    return json.loads(line.removeprefix(RESULT))
+
+
+def _end(text: str) -> str:
+    return "\n".join(text.splitlines()[-60:])
