@@ -8,7 +8,12 @@ STAMP := $(VENV)/.installed
 TEST_ARGS ?=
 JOBS ?= 2
 
-.PHONY: verify test lint clean
+# The real SGLang has its own environment: its packages and ours would not agree on versions.
+SGLANG_VENV ?= .venv-sglang
+SGLANG_BIN := $(SGLANG_VENV)/bin
+SGLANG_SETUP := PYTHONPATH=python $(PYTHON) -m sglang_aiter_moe.testing.sglang_environment --venv $(SGLANG_VENV) --torch '$(TORCH)'
+
+.PHONY: verify test test-sglang serve lint clean
 
 $(STAMP): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +30,14 @@ test: export OMP_NUM_THREADS ?= 1
 test: export OMP_WAIT_POLICY ?= PASSIVE
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) $(TEST_ARGS) test/registered/unit
+
+test-sglang:
+	$(SGLANG_SETUP) --all-releases
+	$(SGLANG_BIN)/python -m pytest -v $(TEST_ARGS) test/registered/e2e
+
+serve:
+	$(SGLANG_SETUP)
+	$(SGLANG_BIN)/python -m sglang_aiter_moe.testing.serve_once $(SERVE_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m pip install --quiet pre-commit

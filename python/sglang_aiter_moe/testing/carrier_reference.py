@@ -213,7 +213,7 @@ def clear_prompts(
     for _ in range(tries):
         prompt = torch.randint(2, vocab, (length,), generator=generator).tolist()
         runs = [r.generate(prompt, steps) for r in references]
-        if all(run.margin > 0.3 and run.routing_margin > 0.004 for run in runs):
+        if all(run.margin > 0.15 and run.routing_margin > 0.004 for run in runs):
             found.append(prompt)
             if len(found) == count:
                 return found

@@ -13,15 +13,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from sglang_aiter_moe.testing.sglang_environment import OTHER_RELEASES
 from sglang_aiter_moe.testing.sglang_process import RESULT
 from sglang_aiter_moe.testing.sglang_server import environment
 
 MAIN = "0.5.23"
-OTHERS = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22")
-RELEASES = (*OTHERS, MAIN)
+RELEASES = (*OTHER_RELEASES, MAIN)
 #: Up to 0.5.21 with the transformers release that they pin.
 OLD_TRANSFORMERS = "transformers-5.12.1"
-NEEDS_OLD_TRANSFORMERS = OTHERS[:5]
+NEEDS_OLD_TRANSFORMERS = OTHER_RELEASES[:5]
 
 
 def search_path(release: str) -> str | None:

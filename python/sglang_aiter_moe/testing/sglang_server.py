@@ -180,3 +180,31 @@ def serving(
 
 def _tail(server: Server, lines: int = 60) -> str:
     return "\n".join(server.log_text().splitlines()[-lines:])
+
+
+@dataclass
+class Answer:
+    """What the server generated: token ids, and the logarithm of each one's probability."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def ask(server: Server, prompt: list[int], count: int) -> Answer:
+    """Continues a prompt greedily by ``count`` tokens, through the openai client."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0)
+    choice = client.completions.create(
+        model="carrier",
+        prompt=prompt,
+        max_tokens=count,
+        temperature=0,
+        logprobs=1,
+        extra_body={"ignore_eos": True},
+    ).choices[0]
+    # The tokenizer's word for token i is "wi"; 0 and 1 are special.
+    special = {"<s>": 0, "</s>": 1}
+    words = [token.strip() for token in choice.logprobs.tokens]
+    tokens = [special[word] if word in special else int(word[1:]) for word in words]
+    return Answer(tokens, list(choice.logprobs.token_logprobs))

@@ -1,0 +1,160 @@
+"""The real ``sglang serve``, asked through the openai client, against a float32 forward of the same files.
+
+One server for each way of running; the tests of a way share it. Checkpoints are real safetensors in the two
+formats, loaded by SGLang's own loaders: compressed-tensors ``mxfp4-pack-quantized`` (Kimi-K3's block) and
+gpt-oss ``blocks`` / ``scales``.
+"""
+
+import statistics
+import sys
+
+import pytest
+
+from sglang_aiter_moe.testing.carrier_reference import CarrierReference, clear_prompts
+from sglang_aiter_moe.testing.checkpoints import write_gpt_oss_checkpoint, write_kimi_checkpoint
+from sglang_aiter_moe.testing.layer_probe import MODES
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.sglang_server import (
+    ServerDied,
+    ask,
+    environment,
+    serving,
+    start,
+    stop,
+    wait_until_healthy,
+)
+
+register_cpu_ci(est_time=600, suite="base-a-test-cpu")
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+
+STEPS = 6
+WAYS = [
+    pytest.param((model, mode, tp), id=f"{model}-{mode}-tp{tp}")
+    for model, modes in (("kimi", MODES), ("gpt_oss", ["A16W4"]))
+    for tp in (1, 2)
+    for mode in modes
+]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {
+        "kimi": write_kimi_checkpoint(folder / "kimi"),
+        "gpt_oss": write_gpt_oss_checkpoint(folder / "gpt_oss"),
+    }
+
+
+@pytest.fixture(scope="session")
+def references(checkpoints):
+    cache = {}
+
+    def reference(model, mode):
+        key = (model, mode)
+        if key not in cache:
+            made = CarrierReference(checkpoints[model], mode)
+            cache[key] = made, clear_prompts([made], 3, STEPS)
+        return cache[key]
+
+    return reference
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def way(request, checkpoints, references, tmp_path_factory):
+    """A running server, and everything the tests compare its answers with."""
+    model, mode, tp = request.param
+    reference, prompts = references(model, mode)
+    log = tmp_path_factory.mktemp("server") / f"{model}-{mode}-tp{tp}.log"
+    flags = MODES[mode] if model == "kimi" else {}
+    with serving(
+        checkpoints[model], log, f"--tensor-parallel-size={tp}", env=environment(**flags)
+    ) as server:
+        answers = [ask(server, prompt, STEPS) for prompt in prompts]
+        yield model, mode, tp, server, reference, list(zip(prompts, answers, strict=True))
+
+
+def test_greedy_tokens_are_the_references(way):
+    _, _, _, _, reference, asked = way
+    for prompt, answer in asked:
+        assert answer.tokens == reference.generate(prompt, STEPS).tokens
+
+
+def logprob_errors(reference, asked):
+    return [
+        abs(got - want)
+        for prompt, answer in asked
+        for got, want in zip(answer.logprobs, reference.score(prompt, answer.tokens), strict=True)
+    ]
+
+
+def test_logprobs_are_the_references(way):
+    _, _, _, _, reference, asked = way
+    errors = logprob_errors(reference, asked)
+    # bf16 activations, outputs and reductions against float32.
+    assert max(errors) < 0.12 and statistics.mean(errors) < 0.035, errors
+
+
+def test_the_server_runs_in_this_mode_and_no_other(way, references):
+    model, mode, _, _, reference, asked = way
+    if model == "gpt_oss":
+        pytest.skip("gpt-oss runs in one mode below 256 tokens")
+    own = statistics.mean(logprob_errors(reference, asked))
+    for other in MODES:
+        if other != mode:
+            error = statistics.mean(logprob_errors(references(model, other)[0], asked))
+            assert error > own, (other, error, own)
+
+
+def test_every_rank_has_checked_its_patches(way):
+    _, _, tp, server, _, _ = way
+    lines = [line for line in server.log_text().splitlines() if "sglang-aiter-moe:" in line]
+    assert len(lines) == tp, lines
+    assert all("in force" in line and "refused" not in line for line in lines)
+    if tp == 2:
+        assert {line.split("]")[0].split()[-1] for line in lines} == {"TP0", "TP1"}
+
+
+# --- controls: what is broken on purpose is noticed ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "control, mode, more",
+    [
+        pytest.param("released", "A16W4", {"SGLANG_AITER_MOE_ENABLE": "0"}, id="plugin-off"),
+        pytest.param("wrong_layout", "A8W4", {}, id="wrong-layout"),
+    ],
+)
+def test_a_broken_server_does_not_agree(checkpoints, references, tmp_path, control, mode, more):
+    reference, prompts = references("kimi", mode)
+    env = environment(controls=True, CARRIER_CONTROL=control, **MODES[mode], **more)
+    with serving(checkpoints["kimi"], tmp_path / "server.log", env=env) as server:
+        asked = [(prompt, ask(server, prompt, STEPS)) for prompt in prompts]
+    assert statistics.mean(logprob_errors(reference, asked)) > 0.3
+    same = [a.tokens == reference.generate(p, STEPS).tokens for p, a in asked]
+    assert not any(same)
+
+
+@pytest.mark.parametrize(
+    "control, named",
+    [
+        ("wrong_target", ["w13 layout selector", "_renamed", "does not exist"]),
+        ("undone", ["correction bias in the wider dtype", "select_experts", "replaced"]),
+    ],
+)
+def test_a_patch_that_is_not_in_force_stops_the_server(checkpoints, tmp_path, control, named):
+    env = environment(controls=True, CARRIER_CONTROL=control)
+    server = start(checkpoints["kimi"], tmp_path / "server.log", env=env)
+    try:
+        with pytest.raises(ServerDied):
+            wait_until_healthy(server)
+    finally:
+        stop(server)
+    text = server.log_text()
+    message = next(line for line in text.splitlines() if "PatchError:" in line)
+    for words in (*named, "sglang-aiter-moe doctor", "SGLANG_AITER_MOE_ENABLE=0"):
+        assert words in message
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
