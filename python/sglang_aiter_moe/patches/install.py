@@ -41,7 +41,7 @@ def install(state: State) -> None:
         for holder, key in _references(original):
             _put(holder, key, replacement)
     state.status = Status.IN_FORCE
-    state.reason = patch.why
+    state.reason = f"without it, {patch.why}"
 
 
 def _find(patch: Patch) -> tuple[Any, str, Any]:

@@ -56,7 +56,6 @@ def _aiter() -> Any:
 def _open_mxfp4() -> None:
     import aiter.ops.shuffle as shuffle
     from aiter.utility.fp4_utils import e8m0_shuffle
-
     from sglang.srt.layers.quantization import mxfp4
 
     mxfp4._use_aiter = mxfp4._is_hip = mxfp4._is_shuffle_moe_mxfp4 = True
@@ -70,7 +69,6 @@ def _open_mxfp4() -> None:
 def _open_topk() -> None:
     from aiter import biased_grouped_topk
     from aiter.fused_moe import fused_topk
-
     from sglang.srt.layers.moe import topk
 
     topk._use_aiter = True

@@ -330,6 +330,14 @@ def probe_correction_bias() -> dict[str, Any]:
     return found
 
 
+def probe_doctor() -> list[str]:
+    """What ``sglang-aiter-moe doctor`` says about the patches, in this process."""
+    from sglang_aiter_moe.cli.doctor_checks import examine
+
+    findings = examine("kimi-k3", tp=8, ep=1, arch="gfx950")
+    return [finding.text for finding in findings if finding.section == "patches"]
+
+
 def main(checkpoints: Path, port: int) -> None:
     from sglang_aiter_moe import plugin
 
@@ -349,6 +357,7 @@ def main(checkpoints: Path, port: int) -> None:
         "quant_info": probe_quant_info,
         "correction_bias": probe_correction_bias,
         "states": lambda: [state.as_dict() for state in plugin.inspect_states()],
+        "doctor": probe_doctor,
     }
     result: dict[str, Any] = {"release": sglang_process.release()}
     for name, probe in probes.items():

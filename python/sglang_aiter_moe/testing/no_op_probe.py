@@ -33,7 +33,6 @@ def described(value: Any) -> str:
 def quant_infos() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """(name, runner configuration, AiterMoeQuantInfo fields) of each path, as SGLang's methods fill them."""
     from aiter import ActivationType
-
     from sglang.srt.layers.moe.moe_runner.aiter import AiterQuantType as Q
 
     def weights(dtype: torch.dtype, packed: int = 1) -> dict[str, torch.Tensor]:
@@ -88,7 +87,6 @@ def dispatch_outputs() -> dict[str, Any]:
 def record_calls(gfx95: bool) -> dict[str, dict[str, str]]:
     """``"path / format"`` -> what ``fused_moe`` was called with, and the result's description."""
     import aiter.fused_moe
-
     from sglang.srt.layers.moe.moe_runner import aiter as runner
     from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig, PermuteMethodPool
 
@@ -139,6 +137,7 @@ def record_calls(gfx95: bool) -> dict[str, dict[str, str]]:
 def packed_weights() -> dict[str, str]:
     """Parameters that SGLang makes of other MoE methods and runners, byte by byte."""
     from sglang.srt.layers.quantization import mxfp4
+
     from sglang_aiter_moe.testing.controls import _open_mxfp4
 
     before = dict(vars(mxfp4))

@@ -42,7 +42,7 @@ def run_probe(
     module: str,
     *arguments: str,
     release: str = MAIN,
-    timeout: float = 420,
+    timeout: float = 900,
     controls: bool = False,
     **variables: str | None,
 ) -> dict:

@@ -122,7 +122,7 @@ def start(
     return Server(port, process, log)
 
 
-def wait_until_healthy(server: Server, timeout: float = 480) -> None:
+def wait_until_healthy(server: Server, timeout: float = 900) -> None:
     """Returns when the server answers.
 
     Raises:

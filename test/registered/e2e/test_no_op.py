@@ -12,13 +12,17 @@ from sglang_aiter_moe.testing.sglang_server import free_port
 
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
 with_release = pytest.mark.parametrize("release", [MAIN, "0.5.19"])
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    model = write_kimi_checkpoint(tmp_path_factory.mktemp("checkpoints") / "kimi")
+def model(tmp_path_factory):
+    return write_kimi_checkpoint(tmp_path_factory.mktemp("checkpoints") / "kimi")
+
+
+@pytest.fixture(scope="module")
+def report(model):
 
     @functools.cache
     def run(release):
@@ -52,6 +56,28 @@ def test_weights_of_other_methods_and_runners_are_the_released_ones(report, rele
     found = report(release)
     assert len(found["released"]["weights"]) >= 8
     assert found["patched"]["weights"] == found["released"]["weights"]
+
+
+@with_release
+def test_on_other_machines_only_the_published_output_is_patched(model, release):
+    found = run_probe(
+        "sglang_aiter_moe.testing.flashinfer_probe",
+        str(free_port()),
+        str(model),
+        release=release,
+        SGLANG_AITER_MOE_BACKEND="auto",
+    )
+    # The stand-in for FlashInfer's kernel writes 7 into the published buffer and returns a tensor of 9.
+    assert found["patched"] == {"is_published": True, "value": 7}
+    assert found["released"] == {"is_published": False, "value": 9}
+    states = {state["name"]: state for state in found["states"]}
+    in_force = {name for name, state in states.items() if state["state"] == "in force"}
+    kernel = "kernel" if release < "0.5.20" else "runner"
+    assert in_force == {
+        "self-check before the first MoE layer",
+        f"published output of FlashInfer's MXFP4 {kernel}",
+    }
+    assert "not a ROCm build" in states["AITER runner"]["reason"]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from sglang_aiter_moe.testing.sglang_server import free_port
 
 register_cpu_ci(est_time=300, suite="base-a-test-cpu")
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
 RELEASED = (
     ("controls", True),
     ("SGLANG_AITER_MOE_ENABLE", "0"),
@@ -203,6 +203,14 @@ def test_every_patch_is_in_force_or_says_why_not(report, release):
     if release >= "0.5.22":
         expected |= {"output buffer of a call"}
     assert not_needed == expected
+
+
+@with_release
+def test_doctor_lists_every_patch_with_its_state(report, release):
+    found = report(release)
+    for state in found["states"]:
+        line = next(t for t in found["doctor"] if t.startswith(f"{state['name']}: "))
+        assert line.startswith(f"{state['name']}: {state['state']}")
 
 
 # --- without the patches the same checks fail ----------------------------------------------------

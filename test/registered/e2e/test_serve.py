@@ -26,7 +26,7 @@ from sglang_aiter_moe.testing.sglang_server import (
 
 register_cpu_ci(est_time=600, suite="base-a-test-cpu")
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 STEPS = 6
 WAYS = [
