@@ -252,9 +252,8 @@ def test_inference_tensors_have_no_version():
 
 
 def test_a_captured_inference_tensor_is_written_from_outside(monkeypatch):
-    with torch.inference_mode():
+    with torch.inference_mode(), FakeGraph(monkeypatch):
         config = make([1.0, 2.0], torch.float32, parameter=False)
-    with FakeGraph(monkeypatch):
         captured = correction_bias_of(config).read(config.correction_bias)
     config.correction_bias = torch.tensor([3.0, 4.0])
     refresh_correction_biases()
