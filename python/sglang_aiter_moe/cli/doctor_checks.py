@@ -16,7 +16,7 @@ from sglang_aiter_moe import environ, plugin
 from sglang_aiter_moe.cli.env import describe
 from sglang_aiter_moe.cli.plan_report import Setting
 from sglang_aiter_moe.contract import modes
-from sglang_aiter_moe.contract.capabilities import NEWEST_RELEASE, Capabilities
+from sglang_aiter_moe.contract.capabilities import FEATURES, NEWEST_RELEASE, Capabilities
 from sglang_aiter_moe.contract.plan import MoePlan
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.model_config import moe_layers, read_config
@@ -102,6 +102,7 @@ def _versions(gpu: str | None, aiter: Path | None) -> Iterator[Finding]:
     else:
         level = OK if capabilities.identified else WARN
         yield Finding(section, level, f"AITER: {capabilities.name}", capabilities.how)
+    yield Finding(section, OK, _aiter_window())
     for name in ("flydsl", "triton"):
         version = _version(name)
         if version is None:
@@ -115,6 +116,15 @@ def _versions(gpu: str | None, aiter: Path | None) -> Iterator[Finding]:
             f"{name} {version}",
             f"this AITER is built for {needed}: pip install flydsl=={needed}" if wrong else "",
         )
+
+
+def _aiter_window() -> str:
+    since = {name: FEATURES[name].since for name in ("gate_mode_decides", "situv2", "situv2_a4w4")}
+    return (
+        f"AITER releases that fit: from {since['gate_mode_decides']}; SiTUv2 from "
+        f"{since['situv2']}, its A4W4 from {since['situv2_a4w4']}; rules are known up to "
+        f"{NEWEST_RELEASE}"
+    )
 
 
 def aiter_package() -> Path | None:

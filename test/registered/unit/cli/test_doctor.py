@@ -39,6 +39,10 @@ def test_missing_programs_are_warnings():
     warned = "\n".join(texts(report, "warn"))
     for missing in ("SGLang is not installed", "AITER is not installed", "no ROCm GPU"):
         assert missing in warned
+    assert any(
+        "from 0.1.14; SiTUv2 from 0.1.19, its A4W4 from 0.1.19.post1" in t
+        for t in texts(report, "ok")
+    )
     assert "[warn]" in result.stderr
     assert "[ok]" in result.stderr
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import sglang_aiter_moe
 from sglang_aiter_moe import environ
 from sglang_aiter_moe.cli import app
-from sglang_aiter_moe.cli.env import describe
+from sglang_aiter_moe.cli.env import describe, markdown_table
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
@@ -97,6 +97,13 @@ def test_markdown_has_a_row_for_each_variable():
     assert result.exit_code == 0
     rows = re.findall(r"^\| `(\w+)` \|", result.stdout, flags=re.M)
     assert rows == list(environ.VARIABLES)
+
+
+def test_the_documentation_has_this_table():
+    page = Path(__file__).parents[4] / "docs" / "reference" / "environment.md"
+    assert page.read_text(encoding="utf-8").endswith("\n" + markdown_table()), (
+        "write `sglang-aiter-moe env --markdown` into docs/reference/environment.md"
+    )
 
 
 def test_every_variable_that_the_sources_read_is_in_the_table():
