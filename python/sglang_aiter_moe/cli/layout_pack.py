@@ -37,10 +37,8 @@ def read_plan(
     from sglang_aiter_moe.contract.plan import plan_moe
     from sglang_aiter_moe.contract.spec import Target
 
-    if aiter is None:
-        capabilities = Capabilities.newest("--aiter was not given")
-    else:
-        capabilities = Capabilities.for_release(aiter)
+    known = Capabilities.for_release
+    capabilities = known(aiter) if aiter else Capabilities.newest("--aiter was not given")
     spec = spec_from_config(read_config(config), tp=tp, ep=ep)
     return plan_moe(spec, Target.current(arch, capabilities))
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import numpy as np
 import torch
 
 from sglang_aiter_moe.errors import ContractError
+
+logger = logging.getLogger(__name__)
+
+#: Off until the kernels have been executed on a GPU: so far the interpreter ran them and compilers built
+#: them. Without them, torch's strided copies move one expert at a time.
+GPU_KERNELS = False
 
 _DTYPES = tuple(
     getattr(torch, name)
@@ -63,6 +73,20 @@ def output_for(
             fix="pass the parameter itself, not a transposed or sliced view",
         )
     return target
+
+
+def gpu_moves(source: torch.Tensor, target: torch.Tensor) -> ModuleType | None:
+    """The kernels that move bytes between two GPU tensors; None on a CPU, without Triton, or switched off."""
+    return _kernels() if GPU_KERNELS and source.is_cuda and target.is_cuda else None
+
+
+@functools.cache
+def _kernels() -> ModuleType | None:
+    try:
+        return importlib.import_module("sglang_aiter_moe.contract.device_moves")
+    except ImportError as error:
+        logger.warning("weights are laid out by torch's copies, which are slower: %s", error)
+        return None
 
 
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:

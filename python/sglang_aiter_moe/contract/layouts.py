@@ -174,6 +174,12 @@ class WeightLayout(ABC):
             )
         target = _bytes.output_for(source, source.shape, out, what)
         in_place = _bytes.overlaps(source, target)
+        kernels = _bytes.gpu_moves(source, target)
+        if kernels is not None and kernels.takes_weights(source, target):
+            order = self.source_rows(source.shape[1])
+            order = interleaved_row(order, source.shape[1]) if interleaved else order
+            kernels.move_weights(source, target, order, packing=packing)
+            return _result(given, target, out)
 
         def move(experts: range) -> None:
             scratch = torch.empty_like(source[0]) if in_place else None
@@ -190,9 +196,7 @@ class WeightLayout(ABC):
                     _bytes.copy(view, tiles)
 
         _bytes.for_each(source.shape[0], move, source, most=2 if in_place else None)
-        if out is not None:
-            return out
-        return target if given.dtype == torch.uint8 else target.view(given.dtype)
+        return _result(given, target, out)
 
     def _views(
         self, raw: torch.Tensor, packed: torch.Tensor, interleaved: bool
@@ -262,6 +266,12 @@ class GateUpInterleavedGfx1250(WeightLayout):
 
     def _tiles(self, rows: torch.Tensor, gate_up: torch.Tensor | None) -> torch.Tensor:
         return gate_up.unflatten(1, (-1, TILE_ROWS // 2)).permute(1, 3, 2, 0, 4)
+
+
+def _result(given: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    if out is not None:
+        return out
+    return target if given.dtype == torch.uint8 else target.view(given.dtype)
 
 
 SEPARATED = Separated()

@@ -27,6 +27,8 @@ class ScaleLayout(ABC):
 
     #: The name that plans, the command line and the docs use.
     name: str
+    #: Whether the rows are two halves, gate and up, that the layout mixes.
+    mixes_gate_up = False
 
     @abstractmethod
     def check(self, shape: Sequence[int], *, what: str = "scale") -> None:
@@ -78,7 +80,20 @@ class ScaleLayout(ABC):
                 _bytes.copy(taken[:-1].view(units[expert].shape), units[expert])
                 _bytes.gather(taken, index, flat[expert * size : (expert + 1) * size])
 
-        _bytes.for_each(len(units), move, source, most=2)
+        kernels = _bytes.gpu_moves(units, target) if units.is_contiguous() else None
+        if kernels is not None and not _bytes.overlaps(source, target):
+            kernels.gather_bytes(
+                units.view(-1),
+                flat[: len(units) * size],
+                _index32(self, tuple(units.shape[1:]), gate_up_interleaved, source.device),
+                experts=len(units),
+                pad=PAD_SCALE,
+            )
+        elif kernels is not None and not gate_up_interleaved and self._stays_in_blocks(units.shape):
+            block = (SUPER_ROW, units.shape[2])
+            kernels.permute_blocks(flat, _index32(self, block, False, source.device))
+        else:
+            _bytes.for_each(len(units), move, source, most=2)
         flat[len(units) * size :].fill_(PAD_SCALE)
         if out is not None:
             return out
@@ -130,7 +145,17 @@ class ScaleLayout(ABC):
                 _bytes.gather(flat[expert * size : (expert + 1) * size], index, restored)
                 _bytes.copy(rows, restored.view(rows.shape))
 
-        _bytes.for_each(len(units), move, source, most=2)
+        kernels = _bytes.gpu_moves(source, units) if units.is_contiguous() else None
+        if kernels is not None and not _bytes.overlaps(source, target):
+            kernels.gather_bytes(
+                flat[: len(units) * size],
+                units.view(-1),
+                index.int(),
+                experts=len(units),
+                pad=PAD_SCALE,
+            )
+        else:
+            _bytes.for_each(len(units), move, source, most=2)
         if out is not None:
             return out
         return target if packed.dtype == torch.uint8 else target.view(packed.dtype)
@@ -149,6 +174,10 @@ class ScaleLayout(ABC):
         parts = [torch.where(one < count, one + unit * count, -1) for unit in range(len(units))]
         missing = torch.Size(self.packed_shape(shape)).numel() - len(units) * one.numel()
         return torch.cat([*parts, torch.full((missing,), -1)])
+
+    def _stays_in_blocks(self, shape: Sequence[int]) -> bool:
+        """Whether every 32 raw rows fill the same bytes once they are packed, in another order."""
+        return self.columns(shape[2]) == shape[2] and not self.mixes_gate_up
 
     def _units(self, raw: torch.Tensor, interleaved: bool) -> torch.Tensor:
         """The raw tensor as the blocks that are laid out one after another: one per expert."""
@@ -221,6 +250,7 @@ class A16W4GateUpScale(_Swizzled):
     """``shuffle_scale_a16w4(s, E, gate_up=True)``: a gate and its up scale side by side."""
 
     name = "a16w4_gate_up"
+    mixes_gate_up = True
 
     def _block(self, rows: torch.Tensor) -> torch.Tensor:
         split = rows.unflatten(0, (2, -1, 16)).unflatten(3, (-1, 2, 4))
@@ -257,6 +287,7 @@ class N32K4GateUpScale(N32K4Scale):
     """gfx1250, w13: gate and up rows alternate one by one, then n32k4."""
 
     name = "n32k4_gate_up"
+    mixes_gate_up = True
 
     def _block(self, rows: torch.Tensor) -> torch.Tensor:
         split = rows.unflatten(0, (2, -1, SUPER_ROW // 2)).unflatten(3, (-1, 4))
@@ -301,6 +332,14 @@ def _index(layout: ScaleLayout, shape: tuple[int, int], interleaved: bool) -> to
         raw = raw.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
     block[:rows, :k] = raw
     return layout._block(block).reshape(-1).contiguous()
+
+
+@functools.lru_cache(maxsize=16)
+def _index32(
+    layout: ScaleLayout, shape: tuple[int, int], interleaved: bool, device: torch.device
+) -> torch.Tensor:
+    """:func:`_index` as the GPU kernels take it."""
+    return _index(layout, shape, interleaved).int().to(device)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Packing a layer on a GPU, against one torch permute().contiguous() and against a plain device copy.
+
+    python benchmark/layouts_gpu.py --json benchmark/results/layouts_gpu.json
+
+Each round runs a device copy of the same bytes, the plain form, ``pack`` into a given tensor and in place, by
+torch's copies and by the Triton kernels, one after another; a figure is the median over the rounds by
+CUDA events. ``of_copy`` is the share of the copy's bandwidth; peak is what the allocator held beyond the
+tensors given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from layouts import CASES, plain_scale, plain_weight
+
+from sglang_aiter_moe.contract import SCALE_LAYOUTS, WEIGHT_LAYOUTS, _bytes
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def peak(call: Callable[[], object]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    del result
+    return torch.cuda.max_memory_allocated() - before
+
+
+def with_kernels(call: Callable[[], object], switch: bool) -> Callable[[], object]:
+    def run() -> object:
+        _bytes.GPU_KERNELS = switch
+        return call()
+
+    return run
+
+
+def run_case(name: str, experts: int, rounds: int) -> dict[str, object]:
+    kind, layout_name, rows, width = CASES[name]
+    columns = width // 2 if kind == "weight" else width // 32
+    layout = (WEIGHT_LAYOUTS if kind == "weight" else SCALE_LAYOUTS)[layout_name]
+    plain = plain_weight if kind == "weight" else plain_scale
+    shape = (experts, rows, columns)
+    raw = torch.randint(0, 255, shape, dtype=torch.uint8, device="cuda")
+    other = torch.empty_like(raw)
+    given = torch.zeros(layout.packed_shape(shape), dtype=torch.uint8, device="cuda")
+    forms = {"copy": lambda: other.copy_(raw), "plain": lambda: plain(raw, layout_name)}
+    for switch, label in ((False, "torch"), (True, "triton")):
+        forms[f"given, {label}"] = with_kernels(lambda: layout.pack(raw, out=given), switch)
+    want = plain(raw, layout_name).reshape(-1)
+    for form in ("given, torch", "given, triton"):
+        given.zero_()
+        forms[form]()
+        if not torch.equal(given.view(-1)[: want.numel()], want):
+            raise AssertionError(f"{name}, {form}: differs from the plain form")
+    if given.numel() == raw.numel():
+        for switch, label in ((False, "torch"), (True, "triton")):
+            once = raw.clone()
+            pack = with_kernels(lambda t=once: layout.pack(t, out=t.view(given.shape)), switch)
+            pack()
+            if not torch.equal(once.view(-1), want):
+                raise AssertionError(f"{name}, in place, {label}: differs from the plain form")
+            forms[f"in place, {label}"] = pack
+    del want
+    memory = {form: peak(call) for form, call in forms.items()}
+    times: dict[str, list[float]] = {form: [] for form in forms}
+    for _ in range(rounds):
+        for form, call in forms.items():
+            times[form].append(milliseconds(call))
+    medians = {form: statistics.median(values) for form, values in times.items()}
+    return {
+        "case": name,
+        "layout": layout_name,
+        "shape": list(shape),
+        "ms": {form: round(value, 4) for form, value in medians.items()},
+        "of_copy": {form: round(medians["copy"] / value, 3) for form, value in medians.items()},
+        "speedup": {form: round(medians["plain"] / value, 2) for form, value in medians.items()},
+        "peak_bytes": memory,
+        "two_experts_bytes": 2 * rows * columns,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--experts", type=int, default=896)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", metavar="FILE", required=True)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU here", file=sys.stderr)
+        return 2
+    cases = []
+    for name in CASES:
+        cases.append(run_case(name, options.experts, options.rounds))
+        print(name, cases[-1]["of_copy"], cases[-1]["peak_bytes"])
+    result = {
+        "benchmark": "layouts_gpu",
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "experts": options.experts,
+        "rounds": options.rounds,
+        "cases": cases,
+    }
+    Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
