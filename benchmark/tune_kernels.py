@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Regenerates tables/sm90.json: times every candidate of every form at each token count and keeps the fastest.
+"""Regenerates tables/hopper.json: times every candidate of every form at each token count and keeps the fastest.
 
     python benchmark/tune_kernels.py [--out FILE] [--shapes k3,oss] [--modes A16W4,A8W4,A4W4]
 
@@ -116,11 +116,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=table.TABLES / "sm90.json")
+    parser.add_argument("--out", type=Path, default=table.TABLES / "hopper.json")
     parser.add_argument("--shapes", default="k3,oss")
     parser.add_argument("--modes", default="A16W4,A8W4,A4W4")
     arguments = parser.parse_args()
-    groups = json.loads((table.TABLES / "sm90.json").read_text())["groups"]  # the others stay
+    groups = json.loads((table.TABLES / "hopper.json").read_text())["groups"]  # the others stay
     for shape in arguments.shapes.split(","):
         layer = Layer(shape)
         for mode in arguments.modes.split(","):

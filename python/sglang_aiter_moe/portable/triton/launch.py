@@ -47,11 +47,11 @@ def dot_kind(arch: str) -> str:
 
 @functools.cache
 def arch_of(device_type: str, index: int | None) -> str:
-    """ "gfx950", "sm90", ... or "cpu" (Triton's interpreter)."""
+    """The table key of a device: gfx950, sm90, ..., or cpu (Triton's interpreter)."""
     if device_type != "cuda":
         return "cpu"
     properties = torch.cuda.get_device_properties(index)
-    name = getattr(properties, "gcnArchName", "")
+    name = properties.gcnArchName if torch.version.hip else ""
     return name.split(":")[0] if name else f"sm{properties.major}{properties.minor}"
 
 
