@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws benchmark/results/kernels_h200.json: latency against tokens, with the roofline and the other kernels, as SVG.
 
-    python benchmark/plot_kernels.py benchmark/results/kernels_h200.json docs/images
+python benchmark/plot_kernels.py benchmark/results/kernels_h200.json docs/images
 """
 
 from __future__ import annotations
@@ -47,16 +47,22 @@ def draw(lines: dict[str, dict[int, float]], title: str) -> str:
         f'<text x="{LEFT}" y="22" font-size="15">{title}: microseconds a layer against tokens (NVIDIA H200)</text>',
     ]
     for tokens in xs:
-        out.append(f'<text x="{x(tokens):.0f}" y="{HEIGHT - 28}" text-anchor="middle">{tokens}</text>')
+        out.append(
+            f'<text x="{x(tokens):.0f}" y="{HEIGHT - 28}" text-anchor="middle">{tokens}</text>'
+        )
     for power in range(low, high + 1):
         at = y(10**power)
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.0f}" y2="{at:.0f}" stroke="#dddddd"/>')
+        out.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.0f}" y2="{at:.0f}" stroke="#dddddd"/>'
+        )
         out.append(f'<text x="{LEFT - 8}" y="{at + 4:.0f}" text-anchor="end">{10**power}</text>')
     for i, (name, line) in enumerate(lines.items()):
         points = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in sorted(line.items()))
         dash = ' stroke-dasharray="5 4"' if name == "roofline" else ""
         colour, wide = COLOURS.get(name, "#777777"), 3 if name == "A16W4" else 1.6
-        out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"{dash}/>')
+        out.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"{dash}/>'
+        )
         at = TOP + 20 + 18 * i
         out.append(f'<text x="{WIDTH - RIGHT + 14}" y="{at}" fill="{colour}">{name}</text>')
     return "\n".join([*out, "</svg>", ""])
@@ -67,7 +73,9 @@ def main() -> int:
     folder = Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     for shape in sorted({r["shape"] for r in rows}):
-        (folder / f"kernels_{shape}.svg").write_text(draw(series(rows, shape), TITLES.get(shape, shape)))
+        (folder / f"kernels_{shape}.svg").write_text(
+            draw(series(rows, shape), TITLES.get(shape, shape))
+        )
     return 0
 
 

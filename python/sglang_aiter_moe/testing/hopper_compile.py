@@ -63,7 +63,8 @@ def forms() -> dict[str, tuple]:
         ),
         "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | {"RULE": "epilogue", "VIA_BF16": False, "PARTS": 1}, FP8, 4, 8),
         "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "TILES": 1}, FP8, 4, 8),
-        "prefill stage 1": (stage1_prefill, STAGE1 | {"X_STRIDE": 3584, "A_STRIDE": 384, "N": 64, **round}, BF16 | {"w_ptr": "i32"}, 4,
+        "prefill stage 1": (stage1_prefill, STAGE1 | {"X_STRIDE": 3584, "A_STRIDE": 384, "N": 64, **round}, BF16 |
+        {"w_ptr": "i32"}, 4,
         64),
     }  # fmt: skip
 

@@ -129,9 +129,7 @@ def load_step(words, scales, step, K_BLOCKS: gl.constexpr):
 def two_products(acc, w, s, chunk, u: gl.constexpr, N: gl.constexpr):
     a, b = operands(w, s, N)
     acc = warpgroup_mma(a, chunk.slice(u * 32, 16, dim=1).permute((1, 0)), acc, is_async=True)
-    return warpgroup_mma(
-        b, chunk.slice(u * 32 + 16, 16, dim=1).permute((1, 0)), acc, is_async=True
-    )
+    return warpgroup_mma(b, chunk.slice(u * 32 + 16, 16, dim=1).permute((1, 0)), acc, is_async=True)
 
 
 @gluon.jit

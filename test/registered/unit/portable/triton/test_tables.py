@@ -6,6 +6,7 @@ import math
 import sys
 
 import pytest
+
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
