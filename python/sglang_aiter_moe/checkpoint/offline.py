@@ -170,6 +170,53 @@ def check_plan(stored: MoePlan, running: MoePlan, what: str) -> None:
             )
 
 
+def check_stored(stored: Layer, plan: MoePlan) -> None:
+    """Raises unless a layer was laid out ahead of time, by a plan that packs the same bytes as ``plan``.
+
+    Raises:
+        ContractError: the file has no plan, or another one.
+    """
+    what = f"{stored.prefix} in {stored.file.name}"
+    if PLAN_KEY not in stored.metadata or FINGERPRINTS_KEY not in stored.metadata:
+        raise ContractError(
+            f"{what} carries no plan",
+            allowed="a checkpoint written by `sglang-aiter-moe layout --pack`",
+            fix="load it as a raw checkpoint, or pack it first",
+        )
+    check_plan(MoePlan.from_json(stored.metadata[PLAN_KEY]), plan, what)
+
+
+def check_rank(stored: Layer, tp_rank: int, ep_rank: int) -> None:
+    """Raises unless a layer was packed for this rank.
+
+    Raises:
+        ContractError: it is another rank's.
+    """
+    rank = json.loads(stored.metadata.get(RANK_KEY, "{}"))
+    if rank != {"tp": tp_rank, "ep": ep_rank}:
+        raise ContractError(
+            f"{stored.prefix} in {stored.file.name} was packed for rank {rank}",
+            allowed=f"tp rank {tp_rank}, ep rank {ep_rank}",
+            fix="pack one checkpoint per rank, and give each rank its own",
+        )
+
+
+def check_bytes(stored: Layer, plan: MoePlan, tensors: dict[str, torch.Tensor]) -> None:
+    """Raises unless packed tensors have the content of the file's fingerprint.
+
+    Raises:
+        ContractError: they do not.
+    """
+    text = stored.metadata[FINGERPRINTS_KEY]
+    known = Fingerprint.from_dict(json.loads(text)[stored.prefix])
+    if fingerprint({n: tensors[n] for n in TENSORS}, _forms(plan), Sizes.of_plan(plan)) != known:
+        raise ContractError(
+            f"{stored.prefix} in {stored.file.name} does not hold the bytes that were packed",
+            allowed="the content of its fingerprint",
+            fix="pack the raw checkpoint again: the file is damaged or was edited",
+        )
+
+
 def load_packed(layer: Any, stored: Layer, plan: MoePlan) -> None:
     """Loads one layer of a pre-laid-out checkpoint: its bytes as they are.
 
@@ -183,24 +230,10 @@ def load_packed(layer: Any, stored: Layer, plan: MoePlan) -> None:
     """
     from sglang_aiter_moe.srt.layers.quantization.mxfp4 import mark_prepared
 
-    what = f"{stored.prefix} in {stored.file.name}"
-    metadata = stored.metadata
-    if PLAN_KEY not in metadata or FINGERPRINTS_KEY not in metadata:
-        raise ContractError(
-            f"{what} carries no plan",
-            allowed="a checkpoint written by `sglang-aiter-moe layout --pack`",
-            fix="load it as a raw checkpoint, or pack it first",
-        )
-    check_plan(MoePlan.from_json(metadata[PLAN_KEY]), plan, what)
-    known = Fingerprint.from_dict(json.loads(metadata[FINGERPRINTS_KEY])[stored.prefix])
+    check_stored(stored, plan)
     names = [*TENSORS, *(("w13_weight_bias", "w2_weight_bias") if plan.spec.has_bias else ())]
     tensors = {name: stored.whole(name) for name in names}
-    if fingerprint({n: tensors[n] for n in TENSORS}, _forms(plan), Sizes.of_plan(plan)) != known:
-        raise ContractError(
-            f"{what} does not hold the bytes that were packed",
-            allowed="the content of its fingerprint",
-            fix="pack the raw checkpoint again: the file is damaged or was edited",
-        )
+    check_bytes(stored, plan, tensors)
     for name, tensor in tensors.items():
         parameter = getattr(layer, name, None)
         if isinstance(parameter, torch.Tensor) and parameter.shape == tensor.shape:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.srt.layers.quantization import mxfp4_reload
 from sglang_aiter_moe.srt.layers.quantization.mxfp4 import restore_raw
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import LayerWeights, weights_of
@@ -161,12 +162,19 @@ def _in_memory(named_tensors: Any) -> Iterator[Described]:
 
 
 def _in_files(model_path: str) -> Iterator[Described]:
+    from sglang_aiter_moe.checkpoint.check import PLAN_KEY
     from sglang_aiter_moe.checkpoint.files import Checkpoint
 
     path = Path(model_path)
     if not path.is_dir() or not any(path.glob("*.safetensors")):
         return  # not on this disk yet, or another format: SGLang finds it
     files = Checkpoint(path)
+    if PLAN_KEY in files.metadata:
+        raise ContractError(
+            f"{model_path} is laid out ahead of time",
+            allowed="a raw checkpoint for an update in place",
+            fix="update from the checkpoint that it was packed from, or restart with it",
+        )
     for name in files.names:
         yield name, files.shape(name), _DTYPES.get(files.dtype(name))
 

@@ -18,11 +18,24 @@ from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.activations import Activation
 from sglang_aiter_moe.portable.registry import current, is_portable
 from sglang_aiter_moe.srt.layers.quantization.mxfp4 import (
+    mark_prepared,
     moe_quant_info,
     pad_hidden_states,
     prepare_weights,
 )
-from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import guarded
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_packed import (
+    STORED,
+    filling,
+    packed_tensors,
+    raw_forms_of,
+    stored_for,
+)
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import (
+    WEIGHTS,
+    LayerWeights,
+    guarded,
+    weights_of,
+)
 
 #: Where a layer keeps its plan from its construction on; ``mxfp4.PLAN`` says that it is laid out.
 PLANNED = "aiter_moe_planned"
@@ -142,6 +155,7 @@ def create_weights(
     columns = -(-intermediate_size_per_partition // BLOCK) * BLOCK
     plan = plan_moe(spec_of(layer, hidden_size, columns, with_bias), target())
     setattr(layer, PLANNED, plan)
+    setattr(layer, STORED, stored_for(layer, plan))
     method.num_experts, method.with_bias = num_experts, with_bias
     method.hidden_size, method.hidden_pad = plan.padded_hidden_size, plan.hidden_pad
     method.intermediate_size_per_partition = plan.padded_intermediate_size
@@ -162,16 +176,23 @@ def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, 
     }
     if with_bias:
         shapes |= {"w13_weight_bias": (2 * inter,), "w2_weight_bias": (hidden,)}
+    shapes = {name: (layer.num_local_experts, *shape) for name, shape in shapes.items()}
+    packed = getattr(layer, STORED) is not None
+    if packed:
+        shapes = packed_tensors(plan, with_bias)
     for name, shape in shapes.items():
         # Ranks whose share is smaller than the buffer keep the fill: zeros that weigh nothing.
         fill = NEUTRAL_SCALE if name.endswith("scale") else 0
-        dtype = torch.bfloat16 if name.endswith("bias") else torch.uint8
-        tensor = torch.full((layer.num_local_experts, *shape), fill, dtype=dtype)
+        dtype = torch.uint8
+        if name.endswith("bias"):
+            dtype = torch.float32 if packed else torch.bfloat16
+        tensor = torch.full(shape, fill, dtype=dtype)
         parameter = torch.nn.Parameter(tensor, requires_grad=False)
         layer.register_parameter(name, parameter)
         own = dict(attributes)
         if "weight_loader" in own:
-            own["weight_loader"] = guarded(layer, name, own["weight_loader"])
+            loader = filling(layer, name, own["weight_loader"])
+            own["weight_loader"] = guarded(layer, name, loader)
         set_weight_attrs(parameter, own)
         if name.endswith("scale"):
             parameter.quant_method = "group"
@@ -198,6 +219,13 @@ def process_weights_after_loading(original: Any, method: Any, layer: Any) -> Non
 
     if get_moe_a2a_backend().is_mori() and hasattr(layer.dispatcher, "set_quant_config"):
         layer.dispatcher.set_quant_config({})  # as SGLang does before anything else
+    stored = getattr(layer, STORED)
+    if stored is not None and weights_of(layer) is None:
+        forms = raw_forms_of(plan, plan.spec.has_bias)
+        stored.check_filled(plan, {name: getattr(layer, name).data for name in forms})
+        mark_prepared(layer, plan)
+        setattr(layer, WEIGHTS, LayerWeights(layer, plan, forms))
+        return None
     prepare_weights(layer, plan)
     return None
 

@@ -1,0 +1,57 @@
+"""SGLang's real loaders fill a checkpoint that was laid out ahead of time, and refuse it under another plan."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sglang_aiter_moe.checkpoint.offline import pack_checkpoint
+from sglang_aiter_moe.contract import Capabilities, Target, plan_moe
+from sglang_aiter_moe.contract.model_config import spec_from_config
+from sglang_aiter_moe.testing.checkpoints import CarrierConfig, write_kimi_checkpoint
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.sglang_server import environment, free_port
+
+register_cpu_ci(est_time=100, suite="base-a-test-cpu")
+
+pytestmark = pytest.mark.sglang
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    # I 384: w2's scales are padded, so packed and raw shapes differ.
+    config = CarrierConfig(num_experts=8, intermediate_size=384)
+    raw = write_kimi_checkpoint(folder / "raw", config)
+    spec = spec_from_config(json.loads((raw / "config.json").read_text()))
+    plan = plan_moe(spec, Target("gfx950", Capabilities.for_release("0.1.20")))
+    pack_checkpoint(raw, folder / "packed", plan)
+    module = "sglang_aiter_moe.testing.packed_probe"
+    command = [sys.executable, "-m", module, str(raw), str(folder / "packed"), str(free_port())]
+    done = subprocess.run(
+        command,
+        env=dict(environment()),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        start_new_session=True,
+        check=False,
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    raise RuntimeError(done.stderr[-4000:])
+
+
+def test_the_bytes_are_those_of_a_raw_load_and_nothing_was_transformed(report):
+    assert report["same"] and report["transformations"] == 0
+    assert report["finite"]
+
+
+def test_another_plan_is_refused_at_load(report):
+    assert "ContractError" in report["refusal"] and "w13_layout" in report["refusal"]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
