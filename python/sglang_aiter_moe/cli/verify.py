@@ -152,6 +152,8 @@ def _show(report, out: Console) -> None:
     for control in report.controls:
         if control.error:
             out.print(f"[bold red]{control.name}[/]: {escape(control.error)}")
+    if report.not_run:
+        out.print(f"not run on backend {report.backend}: {', '.join(report.not_run)}", markup=False)
     collapsed = sum(control.collapsed for control in report.controls)
     out.print(
         f"backend {report.backend}: {report.passed} cases passed, {report.failed} failed; "

@@ -91,11 +91,19 @@ class ControlResult:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one run found out."""
+    """Everything that one run found out.
+
+    Attributes:
+        backend: who executed.
+        cases, controls: the results.
+        not_run: names of cases and controls that this backend cannot run: a real AITER has one
+            architecture and one release.
+    """
 
     backend: str
     cases: tuple[CaseResult, ...]
     controls: tuple[ControlResult, ...]
+    not_run: tuple[str, ...] = ()
 
     @property
     def passed(self) -> int:
@@ -118,4 +126,5 @@ class Report:
             "failed": self.failed,
             "cases": [case.to_json() for case in self.cases],
             "controls": [control.to_json() for control in self.controls],
+            "not_run": list(self.not_run),
         }

@@ -63,7 +63,9 @@ def run(
                 control_results.extend(store.run_controls())
     order = {case.name: position for position, case in enumerate(cases)}
     results.sort(key=lambda result: order[result.name])
-    return Report(machine.backend, tuple(results), tuple(control_results))
+    not_run = [case.name for case in cases if case not in work]
+    not_run += [control.name for control in controls if control not in work_controls]
+    return Report(machine.backend, tuple(results), tuple(control_results), tuple(not_run))
 
 
 def choose_machine(backend: str) -> Machine:

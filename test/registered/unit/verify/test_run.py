@@ -215,6 +215,18 @@ def test_a_report_holds_only_if_everything_does():
         assert not broken.holds
 
 
+def test_a_real_aiter_runs_only_what_it_is(monkeypatch):
+    machine = harness.Machine("aiter", torch.device("cpu"), "gfx950")
+    monkeypatch.setattr(run, "choose_machine", lambda backend: machine)
+    monkeypatch.setattr(run, "_grouped", lambda cases, controls: {})
+    here, other_arch = k3("A16W4"), k3("A16W4", name="gfx942", arch="gfx942")
+    other_release = k3("A16W4", name="old", aiter="0.1.19")
+    other_build = k3("A16W4", name="built", a16w4_kernel="gu_interleaved")
+    report = run.run([here, other_arch, other_release, other_build], backend="aiter")
+    assert report.not_run == ("gfx942", "old", "built")
+    assert not report.holds  # nothing was checked
+
+
 def test_environment_is_exact_and_put_back(monkeypatch):
     monkeypatch.setenv("AITER_SITUV2_A8W4", "1")
     monkeypatch.delenv("AITER_SITUV2_A4W4", raising=False)
