@@ -106,7 +106,14 @@ def moe_layers(
     """
     name = config.get("model_type") or "moe"
     config = config.get("text_config") or config
-    gpt_oss = config.get("model_type") == _GPT_OSS
+    if not isinstance(config, Mapping):
+        raise ContractError(
+            f"text_config is a {type(config).__name__}",
+            allowed="a JSON object",
+            fix="give the model's own config.json",
+        )
+    # The second name is that of this package's own checkpoints (testing/carrier).
+    gpt_oss = _GPT_OSS in (config.get("model_type"), config.get("carrier_block"))
     experts, topk = _integer(config, _EXPERTS), _integer(config, _TOPK)
     if fuse_shared:
         shared = _integer(config, _SHARED)
@@ -133,6 +140,30 @@ def moe_layers(
     return MoeLayers(_count(config), spec, width, ranks)
 
 
+def rank_spec(
+    config: Mapping[str, Any], *, tp: int, ep: int, tp_rank: int, ep_rank: int
+) -> MoeSpec:
+    """The layer of one rank of a checkpoint, after a look whether there is such a rank.
+
+    Args:
+        config, tp, ep: as :func:`moe_layers` takes them.
+        tp_rank: which of the ``tp / ep`` ranks that share an expert's columns.
+        ep_rank: which of the ``ep`` groups that share the experts.
+
+    Raises:
+        ContractError: as :func:`moe_layers`, or there is no such rank.
+    """
+    layers = moe_layers(config, tp=tp, ep=ep)
+    for option, rank, ranks in (("--tp-rank", tp_rank, layers.ranks), ("--ep-rank", ep_rank, ep)):
+        if not 0 <= rank < ranks:
+            raise ContractError(
+                f"{option} is {rank} with --tp {tp} and --ep {ep}",
+                allowed=f"0 to {ranks - 1} (--tp / --ep ranks share an expert's columns)",
+                fix="give the rank that holds these weights",
+            )
+    return layers.spec
+
+
 def _ranks(tp: int, ep: int, experts: int) -> int:
     if tp < 1 or ep < 1 or tp % ep:
         raise ContractError(
@@ -151,7 +182,7 @@ def _ranks(tp: int, ep: int, experts: int) -> int:
 
 def _activation(config: Mapping[str, Any]) -> Activation:
     name = config.get("hidden_act", config.get("hidden_activation"))
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ContractError(
             f"hidden_act is {name!r}",
             allowed=", ".join(_ACTIVATIONS),
@@ -162,15 +193,27 @@ def _activation(config: Mapping[str, Any]) -> Activation:
 
 def _count(config: Mapping[str, Any]) -> int | None:
     """MoE layers: those after the first dense ones, as often as ``moe_layer_freq`` says."""
-    layers = config.get("num_hidden_layers")
-    if layers is None:
+    if config.get("num_hidden_layers") is None:
         return None
-    every = config.get("moe_layer_freq", config.get("decoder_sparse_step", 1))
+    layers = _integer(config, ("num_hidden_layers",))
+    names = ("moe_layer_freq", "decoder_sparse_step")
+    every = config.get(names[0])
     if isinstance(every, list):
         return sum(bool(entry) for entry in every)
-    first = config.get("first_k_dense_replace", 0)
-    dense = set(config.get("mlp_only_layers") or ())
+    every = _optional(config, names, 1)
+    first = _optional(config, ("first_k_dense_replace",), 0)
+    dense = config.get("mlp_only_layers") or []
+    if every < 1 or not isinstance(dense, list):
+        raise ContractError(
+            f"a MoE layer every {every} layers, and mlp_only_layers is {dense!r}",
+            allowed="moe_layer_freq of at least 1 or a list, and mlp_only_layers a list",
+            fix="give the model's own config.json",
+        )
     return sum(n >= first and n % every == 0 and n not in dense for n in range(layers))
+
+
+def _optional(config: Mapping[str, Any], names: tuple[str, ...], default: int) -> int:
+    return _integer(config, names) if any(config.get(n) is not None for n in names) else default
 
 
 def _integer(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

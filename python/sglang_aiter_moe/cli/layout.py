@@ -51,8 +51,12 @@ def layout(
         ),
     ] = None,
     config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="CONFIG", help="The model's config.json, for --check."),
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="CONFIG",
+            help="The model's config.json, directory or example (plan --examples).",
+        ),
     ] = None,
     against: Annotated[
         Path | None,
@@ -78,9 +82,13 @@ def layout(
     aiter: Annotated[
         str | None, typer.Option("--aiter", help="Its AITER: a release or a known commit.")
     ] = None,
-    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", min=1)] = 1,
-    ep: Annotated[int, typer.Option("--ep", help="Expert-parallel ranks.", min=1)] = 1,
-    tp_rank: Annotated[int, typer.Option("--tp-rank", help="Which of --tp.", min=0)] = 0,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size.", min=1)] = 1,
+    ep: Annotated[
+        int, typer.Option("--ep", help="Expert-parallel size, a divisor of --tp.", min=1)
+    ] = 1,
+    tp_rank: Annotated[
+        int, typer.Option("--tp-rank", help="Which of the --tp / --ep ranks.", min=0)
+    ] = 0,
     ep_rank: Annotated[int, typer.Option("--ep-rank", help="Which of --ep.", min=0)] = 0,
     json_target: JsonOption = None,
 ) -> None:
@@ -100,7 +108,7 @@ def layout(
     if pack is not None:
         from sglang_aiter_moe.cli import layout_pack
 
-        made = layout_pack.read_plan(plan, config, arch, aiter, tp, ep)
+        made = layout_pack.read_plan(plan, config, arch, aiter, (tp, tp_rank), (ep, ep_rank))
         layout_pack.run(pack, out_dir, made, tp_rank, ep_rank, json_target=json_target)
         return
     if form is None or rows is None or cols is None:
@@ -131,7 +139,10 @@ def layout(
     if len(found) > len(shown):
         out.print(f"... {len(found) - len(shown)} more lines: --lines 0 shows all")
     if svg is not None:
-        svg.write_text(layout_picture.draw(picture), encoding="utf-8")
+        try:
+            svg.write_text(layout_picture.draw(picture), encoding="utf-8")
+        except OSError as error:
+            raise typer.BadParameter(f"--svg {svg}: {error.strerror}") from error
         out.print(f"picture: {svg}")
     write_json(
         {

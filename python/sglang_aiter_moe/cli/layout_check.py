@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import typer
 from rich.table import Table
 
 from sglang_aiter_moe.cli.output import console, write_json
-from sglang_aiter_moe.errors import ContractError
 
 TOLD, CONTRADICTED, UNKNOWN = 0, 1, 2
 
 
 def run(
     file: Path,
-    config: Path | None,
+    config: str | None,
     against: Path | None,
     tp: tuple[int, int],
     ep: tuple[int, int],
@@ -28,15 +26,19 @@ def run(
 
     Args:
         file, config, against: as the options say.
-        tp, ep: number of ranks, and which.
+        tp, ep: number of ranks, and which: of those that share columns, and that share experts.
+
+    Raises:
+        ContractError: the config or the file cannot be read, or there is no such rank.
     """
     if config is None:
         raise typer.BadParameter("--check needs --config CONFIG")
     from sglang_aiter_moe.checkpoint.check import check_file
-    from sglang_aiter_moe.contract.model_config import spec_from_config
+    from sglang_aiter_moe.model_config import rank_spec, read_config
 
-    spec = spec_from_config(read_config(config), tp=tp[0], ep=ep[0])
-    verdicts = check_file(file, spec, against=against, tp_rank=tp[1], ep_rank=ep[1])
+    (tp_size, tp_rank), (ep_size, ep_rank) = tp, ep
+    spec = rank_spec(read_config(config), tp=tp_size, ep=ep_size, tp_rank=tp_rank, ep_rank=ep_rank)
+    verdicts = check_file(file, spec, against=against, tp_rank=tp_rank, ep_rank=ep_rank)
     status = exit_status([v.layout for v in verdicts], [v.agrees for v in verdicts])
     out = console(json_target)
     table = Table(box=None, pad_edge=False)
@@ -54,27 +56,3 @@ def exit_status(layouts: list[str], agrees: list[bool | None]) -> int:
     if "unknown" in layouts:
         return UNKNOWN
     return CONTRADICTED if False in agrees or "mixed" in layouts else TOLD
-
-
-def read_config(path: Path) -> dict:
-    """A model's config: the file, or ``config.json`` in a directory.
-
-    Raises:
-        ContractError: it cannot be read.
-    """
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ContractError(
-            f"{path} cannot be read: {error}",
-            allowed="a model's config.json",
-            fix="pass the file, or the model's directory",
-        ) from error
-    if not isinstance(data, dict):
-        raise ContractError(
-            f"{path} holds a {type(data).__name__}",
-            allowed="a JSON object",
-            fix="pass the model's config.json",
-        )
-    return data

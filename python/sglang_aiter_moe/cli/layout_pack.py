@@ -7,16 +7,24 @@ from pathlib import Path
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sglang_aiter_moe.cli.layout_check import read_config
 from sglang_aiter_moe.cli.output import console, write_json
 from sglang_aiter_moe.contract.moe_plan import MoePlan
 from sglang_aiter_moe.errors import ContractError
 
 
 def read_plan(
-    plan: Path | None, config: Path | None, arch: str, aiter: str | None, tp: int, ep: int
+    plan: Path | None,
+    config: str | None,
+    arch: str,
+    aiter: str | None,
+    tp: tuple[int, int],
+    ep: tuple[int, int],
 ) -> MoePlan:
     """The plan of a file, or the one for a model's config under this environment.
+
+    Args:
+        plan, config, arch, aiter: as the options say.
+        tp, ep: number of ranks, and which: of those that share columns, and that share experts.
 
     Raises:
         ContractError: the file is no plan, or the config cannot be planned.
@@ -33,13 +41,13 @@ def read_plan(
     if config is None:
         raise typer.BadParameter("--pack needs --plan PLAN or --config CONFIG")
     from sglang_aiter_moe.contract.capabilities import Capabilities
-    from sglang_aiter_moe.contract.model_config import spec_from_config
     from sglang_aiter_moe.contract.plan import plan_moe
     from sglang_aiter_moe.contract.spec import Target
+    from sglang_aiter_moe.model_config import rank_spec, read_config
 
     known = Capabilities.for_release
     capabilities = known(aiter) if aiter else Capabilities.newest("--aiter was not given")
-    spec = spec_from_config(read_config(config), tp=tp, ep=ep)
+    spec = rank_spec(read_config(config), tp=tp[0], ep=ep[0], tp_rank=tp[1], ep_rank=ep[1])
     return plan_moe(spec, Target.current(arch, capabilities))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +11,25 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+
+def _check_target(target: str | None) -> str | None:
+    """Refuses a file that cannot be written before the work, which may take minutes, and not after it."""
+    if target in (None, "-"):
+        return target
+    path = Path(target)
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise typer.BadParameter(f"{target} cannot be written")
+    return target
+
+
 JsonOption = Annotated[
     str | None,
     typer.Option(
-        "--json", metavar="FILE", help="Write the result as JSON to FILE, `-`: standard output."
+        "--json",
+        metavar="FILE",
+        help="Write the result as JSON to FILE, `-`: standard output.",
+        callback=_check_target,
     ),
 ]
 

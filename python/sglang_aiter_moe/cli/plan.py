@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sglang_aiter_moe.cli.output import JsonOption, console, write_json
+from sglang_aiter_moe.environ import VARIABLES
 from sglang_aiter_moe.errors import ContractError
 
 
@@ -75,6 +77,10 @@ def _assignments(texts: list[str]) -> dict[str, str]:
         name, separator, value = text.partition("=")
         if not separator or not name:
             raise typer.BadParameter(f"--env {text}: write NAME=VALUE")
+        if name not in VARIABLES:
+            near = get_close_matches(name, VARIABLES, n=1)
+            hint = f"; {near[0]}?" if near else ""
+            raise typer.BadParameter(f"--env {text}: nothing here reads {name} (see `env`){hint}")
         pairs[name] = value
     return pairs
 

@@ -52,6 +52,8 @@ def source(tmp_path):
             "num_local_experts": spec.num_experts,
             "num_experts_per_tok": spec.topk,
             "swiglu_limit": spec.swiglu_limit,
+            "activation_situ_beta": spec.beta,
+            "activation_situ_linear_beta": spec.linear_beta,
         }
         (folder / "config.json").write_text(json.dumps(config))
         return folder

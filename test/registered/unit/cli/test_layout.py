@@ -103,5 +103,11 @@ def test_too_big_a_picture_is_refused(tmp_path):
     assert not picture.exists()
 
 
+def test_a_picture_that_cannot_be_written_is_refused(tmp_path):
+    options = ["layout", "separated", "--rows", "16", "--cols", "64", "--svg"]
+    result = CliRunner().invoke(app, [*options, str(tmp_path / "none" / "a.svg")])
+    assert result.exit_code == 2 and "none" in result.stderr
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

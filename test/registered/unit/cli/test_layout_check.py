@@ -23,6 +23,8 @@ CONFIG = {
     "moe_intermediate_size": 128,
     "num_experts": 4,
     "num_experts_per_token": 2,
+    "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0,
 }
 # w13, w13 scale, w2, w2 scale
 PACKED = {
@@ -144,6 +146,50 @@ def test_usage_errors_name_what_is_missing(tmp_path, layers):
     file = write_experts(tmp_path / "a.safetensors", layers[:1], "fused")
     assert run("--check", file)[0] == 2
     assert run("separated", "--rows", 64)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("ep_rank", "spoilt", "layout"),
+    [(1, 0, "separated"), (0, 0, "unknown"), (1, 1, "unknown")],
+)
+def test_experts_of_an_expert_parallel_rank_keep_all_their_columns(
+    tmp_path, config, layers, ep_rank, spoilt, layout
+):
+    """The ranks that share an expert's columns are --tp / --ep, here one: its last column counts too."""
+    from dataclasses import replace
+
+    raw = write_experts(tmp_path / "raw.safetensors", layers[:1], "fused")
+    names = ("w13", "w13_scale", "w2", "w2_scale")
+    mine = replace(layers[0], **{n: getattr(layers[0], n)[2:].clone() for n in names})
+    mine.w2[:, :, -1] ^= spoilt
+    file = write_packed(tmp_path / "packed.safetensors", [mine], PACKED["separated"])
+    options = ("--against", raw, "--tp", 2, "--ep", 2, "--ep-rank", ep_rank)
+    _, found = run("--check", file, "--config", config, *options)
+    assert [v["layout"] for v in found["layers"]] == [layout]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--tp", 2, "--tp-rank", 2), "--tp-rank is 2"),
+        (("--tp", 2, "--ep", 2, "--tp-rank", 1), "--tp-rank is 1"),
+        (("--tp", 2, "--ep", 2, "--ep-rank", 2), "--ep-rank is 2"),
+        (("--tp", 1, "--ep", 2), "--ep 2"),
+    ],
+)
+def test_a_rank_that_does_not_exist_is_refused(tmp_path, config, layers, options, named):
+    file = write_experts(tmp_path / "a.safetensors", layers[:1], "fused")
+    status, message = run("--check", file, "--config", config, *options)
+    assert status == 2 and named in message
+
+
+@pytest.mark.parametrize("name", ["kimi-k3", "minimax-m3"])
+def test_the_configs_of_plan_are_taken(tmp_path, name):
+    """minimax-m3 says `swigluoai`, which only the reader of `plan` knew."""
+    file = tmp_path / "none.safetensors"
+    save_file({"lm_head.weight": torch.zeros(2)}, file)
+    status, message = run("--check", file, "--config", name)
+    assert status == 2 and "no MXFP4 expert" in message
 
 
 if __name__ == "__main__":

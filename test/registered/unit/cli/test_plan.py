@@ -85,6 +85,7 @@ def test_what_goes_with_the_activation():
         ({"num_hidden_layers": 10, "moe_layer_freq": 2}, 5),
         ({"num_hidden_layers": 4, "moe_layer_freq": [0, 1, 1, 1]}, 3),
         ({"num_hidden_layers": 4, "mlp_only_layers": [0]}, 3),
+        ({"num_hidden_layers": 4, "first_k_dense_replace": None, "moe_layer_freq": None}, 4),
     ],
 )
 def test_number_of_moe_layers(fields, count):
@@ -180,6 +181,12 @@ def test_examples_are_named():
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
         ({"hidden_act": "situ"}, "activation_situ_beta"),
         ({"moe_intermediate_size": 100}, "100"),
+        ({"hidden_act": ["silu"]}, "hidden_act is"),
+        ({"text_config": "inner"}, "text_config is a str"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers is '4'"),
+        ({"num_hidden_layers": 4, "moe_layer_freq": 0}, "every 0 layers"),
+        ({"num_hidden_layers": 4, "moe_layer_freq": "2"}, "moe_layer_freq is '2'"),
+        ({"num_hidden_layers": 4, "mlp_only_layers": 3}, "mlp_only_layers is 3"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused_by_name(change, named):
@@ -211,6 +218,17 @@ def test_a_file_that_is_no_config_is_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(ContractError, match=r"config\.json"):
             read_config(path)
+
+
+def test_a_misspelt_variable_is_refused_and_the_right_one_named():
+    result = CliRunner().invoke(app, ["plan", "kimi-k3", "--env", "AITER_SITUV2_A8W=1"])
+    assert result.exit_code == 2 and "AITER_SITUV2_A8W4?" in result.stderr
+
+
+def test_our_own_gpt_oss_checkpoints_are_gpt_oss():
+    config = {**read_config("gpt-oss-20b"), "model_type": "llama", "carrier_block": "gpt_oss"}
+    spec = moe_layers(config).spec
+    assert spec.activation.value == "swiglu" and spec.has_bias and spec.gate_up_interleaved
 
 
 if __name__ == "__main__":

@@ -295,5 +295,13 @@ def test_command_refuses_what_it_cannot_do(small_tables):
         run.choose_machine("aiter")
 
 
+@pytest.mark.parametrize("place", ["nowhere/report.json", "."])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, place):
+    monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("the work was begun"))
+    target = str(tmp_path / place)
+    result = CliRunner().invoke(app, ["verify", "--case", "k3-e8/A16W4/m16", "--json", target])
+    assert result.exit_code == 2 and "--json" in result.stderr
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))
