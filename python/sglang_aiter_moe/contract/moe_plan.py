@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from sglang_aiter_moe import environ
+from sglang_aiter_moe.contract.layouts import weight_layout
 from sglang_aiter_moe.contract.modes import ActivationMode, GateMode
+from sglang_aiter_moe.contract.scale_layouts import scale_layout
 from sglang_aiter_moe.contract.spec import MoeSpec, Target
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.activations import Activation
@@ -204,6 +206,7 @@ class MoePlan:
             self.spec.intermediate_size,
             self.padded_hidden_size,
             self.padded_intermediate_size,
+            self.spec.gate_up_interleaved,
         )
 
     def check_still_holds(self) -> None:
@@ -291,6 +294,12 @@ class MoePlan:
             data["gate_mode"] = GateMode(data["gate_mode"])
             data["decisions"] = tuple(Decision(**item) for item in data["decisions"])
             data["bypasses"] = tuple(Bypass(**item) for item in data["bypasses"])
+            if not data["ranges"]:
+                raise ValueError("no range of token counts")
+            for name in ("w13_layout", "w2_layout"):
+                weight_layout(data[name])
+            for name in ("w13_scale_layout", "w2_scale_layout"):
+                scale_layout(data[name])
             return cls(**data)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             if isinstance(error, ContractError):

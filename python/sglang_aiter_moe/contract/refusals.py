@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from sglang_aiter_moe import environ
 from sglang_aiter_moe.contract.capabilities import FEATURES, Capabilities
@@ -95,13 +95,24 @@ def check_aiter(spec: MoeSpec, target: Target) -> None:
             fix="combine the experts' results, or use another MoE backend for this layer",
         )
     needed, have = capabilities.flydsl_needed, capabilities.flydsl
-    if capabilities.flydsl_available and needed and have and Version(have) < Version(needed):
+    if capabilities.flydsl_available and needed and have and _is_older(have, needed):
         raise ContractError(
             f"flydsl is {have}, and AITER ({capabilities.name}) is built for {needed}: AITER's own check "
             "passes, and its kernels then fail to build at the first request",
             allowed=f"flydsl {needed}",
             fix=f"type `pip install flydsl=={needed}`",
         )
+
+
+def _is_older(have: str, needed: str) -> bool:
+    try:
+        return Version(have) < Version(needed)
+    except InvalidVersion:
+        raise ContractError(
+            f"flydsl states the version {have!r}, which cannot be compared with {needed}",
+            allowed=f"flydsl {needed}",
+            fix=f"type `pip install flydsl=={needed}`",
+        ) from None
 
 
 def _need(capabilities: Capabilities, feature: str, what: str) -> None:

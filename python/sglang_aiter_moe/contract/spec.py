@@ -138,7 +138,20 @@ class Target:
     def __post_init__(self) -> None:
         from sglang_aiter_moe.environ import VARIABLES
 
+        if not isinstance(self.env, Mapping):
+            raise ContractError(
+                f"env is {self.env!r}",
+                allowed="a mapping of variables to their raw values",
+                fix="pass os.environ, or {} for an empty environment",
+            )
         env = {k: v for k, v in self.env.items() if k in VARIABLES}
+        for name, value in env.items():
+            if not isinstance(value, str):
+                raise ContractError(
+                    f"env[{name!r}] is {value!r}",
+                    allowed="the raw value, a string",
+                    fix=f"pass {str(value)!r}, or leave {name} out where it is not set",
+                )
         object.__setattr__(self, "env", env)
         arch = str(self.arch).split(":")[0]
         object.__setattr__(self, "arch", arch)

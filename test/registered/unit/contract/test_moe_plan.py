@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,7 +51,14 @@ def test_json_of_another_version():
 
 def test_json_of_a_tampered_plan():
     data = json.loads(plan(K3).to_json())
-    for change in ({"gate_mode": "sideways"}, {"extra": 1}, {"ranges": [{"first": 1}]}):
+    for change in (
+        {"gate_mode": "sideways"},
+        {"extra": 1},
+        {"ranges": [{"first": 1}]},
+        {"ranges": []},
+        {"w13_layout": "sideways"},
+        {"w2_scale_layout": "sideways"},
+    ):
         with pytest.raises(ContractError):
             MoePlan.from_json(json.dumps({**data, **change}))
 
@@ -66,6 +74,8 @@ def test_frozen():
 def test_bytes_key():
     assert plan(K3).bytes_key() == plan(K3, {A4W4: "1"}).bytes_key()
     assert plan(K3).bytes_key() != plan(K3, {A8W4: "1"}).bytes_key()
+    alternating = replace(K3, gate_up_interleaved=True)
+    assert plan(K3).bytes_key() != plan(alternating).bytes_key()
 
 
 @pytest.fixture

@@ -250,5 +250,11 @@ def test_what_is_allowed(spec, env, arch, allowed):
     assert caught.value.allowed.startswith(allowed)
 
 
+def test_a_flydsl_whose_version_says_nothing():
+    odd = Capabilities.for_release("0.1.20").with_flydsl("unknown")
+    with pytest.raises(ContractError, match="'unknown'"):
+        plan(K3, aiter=odd)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

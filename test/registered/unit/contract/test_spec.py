@@ -103,5 +103,11 @@ def test_frozen():
             made.arch = "gfx942"
 
 
+@pytest.mark.parametrize("env", [None, {"AITER_SITUV2_A8W4": 1}, {"AITER_SITUV2_A8W4": None}])
+def test_an_environment_that_holds_no_raw_values(env):
+    with pytest.raises(ContractError, match="env"):
+        Target("gfx950", AITER, env)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))
