@@ -40,8 +40,8 @@ def check_and_pad(layer: Any, plan: Any) -> None:
         plan: the layer's plan.
 
     Raises:
-        ContractError: a tensor of another dtype, rank, size or expert count than the plan's, or a NaN
-            scale. Nothing has been changed then.
+        ContractError: a tensor of another dtype, rank, size or expert count than the plan's, one that
+            is not contiguous, or a NaN scale. Nothing has been changed then.
     """
     spec = plan.spec
     experts, interleaved = spec.num_experts, spec.gate_up_interleaved
@@ -69,6 +69,12 @@ def check_and_pad(layer: Any, plan: Any) -> None:
                 allowed=" or ".join(map(str, dict.fromkeys(sizes)))
                 + f" for {experts} experts, I={spec.intermediate_size}, H={spec.hidden_size}",
                 fix="make the plan from the sizes and the expert count that the loader fills",
+            )
+        if not tensor.is_contiguous():
+            raise ContractError(
+                f"{name} is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()})",
+                allowed="a contiguous tensor: it is packed where it lies",
+                fix=f"allocate {name} whole, not as a transposed or sliced view",
             )
         if per == BLOCK:
             refuse_nan(tensor, name)

@@ -283,6 +283,31 @@ def test_ids_out_of_range_without_expert_parallel_are_named(bad):
         execute(raw, plan_for(raw.spec))
 
 
+BAD_INPUT = {
+    "float32 tokens": ("hidden_states", lambda t: t.float()),
+    "narrow tokens": ("hidden_states", lambda t: t[:, :256]),
+    "wide tokens": ("hidden_states", lambda t: torch.cat([t, t], 1)),
+    "tokens by expert": ("hidden_states", lambda t: t[None]),
+    "fewer ids than tokens": ("topk_ids", lambda t: t[:3]),
+    "flat ids": ("topk_ids", lambda t: t[:, 0]),
+    "float ids": ("topk_ids", lambda t: t.float()),
+    "fewer weights than ids": ("topk_weights", lambda t: t[:, :1]),
+    "integer weights": ("topk_weights", lambda t: t.int()),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_input_that_does_not_fit_the_plan_is_named(name):
+    field, spoil = BAD_INPUT[name]
+    raw = make_raw_layer(k3_like(), tokens=4)
+    plan = plan_for(raw.spec)
+    info = mxfp4.moe_quant_info(prepared(raw, plan))
+    given = make_input(raw, plan, info)
+    setattr(given, field, spoil(getattr(given, field)))
+    with portable.installed(force=True), pytest.raises(ContractError, match=f"^{field} is"):
+        AiterRunnerCore(SITU).run(given, info, {})
+
+
 # --- the output object -------------------------------------------------------------------------------------
 
 

@@ -386,6 +386,14 @@ BAD = {
     "rows": (change("w13_weight", lambda t: t[:, :-2]), r"w13_weight has shape \(4, 254, 128\)"),
     "columns": (change("w2_weight", lambda t: t[..., :-16]), r"w2_weight has shape \(4, 256, 48\)"),
     "NaN scale": (change("w13_weight_scale", set_nan), r"w13_weight_scale\[1, 5, 3\] is 0xFF"),
+    "transposed weight": (
+        change("w2_weight", lambda t: t.mT.contiguous().mT),
+        "w2_weight is not contiguous",
+    ),
+    "transposed scale": (
+        change("w2_weight_scale", lambda t: t.mT.contiguous().mT),
+        "w2_weight_scale is not contiguous",
+    ),
     "missing bias": (lambda layer: delattr(layer, "w13_weight_bias"), "no w13_weight_bias"),
     "bias size": (change("w2_weight_bias", lambda t: t[:, :-1]), "w2_weight_bias is"),
     "bias dtype": (change("w13_weight_bias", lambda t: t.int()), "torch.int32"),
@@ -407,6 +415,15 @@ def test_bad_tensors_are_named_and_nothing_is_changed(name):
     for parameter_name, parameter in layer.named_parameters():
         assert torch.equal(parameter.nan_to_num(), before[parameter_name].nan_to_num())
     assert not hasattr(layer, "aiter_moe_plan")
+
+
+def test_a_plan_for_another_order_of_the_same_rows_is_refused():
+    sizes = {"num_experts": 2, "topk": 1, "hidden_size": 256, "intermediate_size": 256}
+    specs = [MoeSpec("swiglu", **sizes, gate_up_interleaved=order) for order in (False, True)]
+    layer = make_raw_layer(specs[0], tokens=1).module()
+    mxfp4.prepare_weights(layer, plan_for(specs[0]))
+    with pytest.raises(ContractError, match="already laid out"):
+        mxfp4.prepare_weights(layer, plan_for(specs[1]))
 
 
 def test_a_layer_that_is_not_prepared_has_no_quant_info():

@@ -23,6 +23,7 @@ from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter_api, expert_ids
 from sglang_aiter_moe.srt.layers.moe.moe_runner.call_arguments import (
     activation_name,
     call_arguments,
+    check_planned_input,
     resolve_gate_mode,
 )
 
@@ -213,6 +214,7 @@ def compute(
 
     plan = getattr(quant_info, "plan", None)
     if plan is not None and not is_traced_or_captured(hidden_states):
+        check_planned_input(runner_input, plan)
         plan.check_still_holds()
 
     quant_type = runner_input.quant_type.value

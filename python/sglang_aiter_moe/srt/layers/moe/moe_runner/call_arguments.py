@@ -12,6 +12,9 @@ from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter_api import ACTIVATION_TYPE
 
 GATE_MODES = ("separated", "interleave")
 
+ACTIVATION_DTYPES = (torch.bfloat16, torch.float16)
+ID_DTYPES = (torch.int32, torch.int64)
+
 # Keywords that compute() itself passes.
 OPERANDS = ("hidden_states", "w1", "w2", "topk_weight", "topk_ids", "quant_type")
 
@@ -57,6 +60,40 @@ def resolve_gate_mode(
             fix="pass the one that w13 was packed for",
         )
     return stated
+
+
+def check_planned_input(runner_input: Any, plan: Any) -> None:
+    """Tokens and routing of a call against the layer's plan; only shapes and dtypes are looked at.
+
+    AITER takes the number of tokens from ``topk_ids`` and the widths from the weights, and reads what
+    is there.
+
+    Raises:
+        ContractError: naming the tensor that does not fit.
+    """
+    hidden_states = runner_input.hidden_states
+    shape, ids, weights = hidden_states.shape, runner_input.topk_ids, runner_input.topk_weights
+    width = plan.padded_hidden_size
+    if runner_input.a1_scale is None and (
+        len(shape) != 2 or shape[1] != width or hidden_states.dtype not in ACTIVATION_DTYPES
+    ):
+        raise ContractError(
+            f"hidden_states is {tuple(shape)} {hidden_states.dtype}",
+            allowed=f"(tokens, {width}) bfloat16 or float16",
+            fix="pass the tokens of the layer that the plan was made for (pad_hidden_states)",
+        )
+    if ids.dim() != 2 or ids.shape[0] != shape[0] or ids.dtype not in ID_DTYPES:
+        raise ContractError(
+            f"topk_ids is {tuple(ids.shape)} {ids.dtype} for {shape[0]} tokens",
+            allowed="(tokens, top-k) int32, one row a token",
+            fix="pass the routing of these tokens",
+        )
+    if weights.shape != ids.shape or not weights.dtype.is_floating_point:
+        raise ContractError(
+            f"topk_weights is {tuple(weights.shape)} {weights.dtype} beside topk_ids {tuple(ids.shape)}",
+            allowed="float32 of the shape of topk_ids",
+            fix="pass the weights that the routing gave with the ids",
+        )
 
 
 def activation_name(config: Any, quant_info: Any) -> str:
