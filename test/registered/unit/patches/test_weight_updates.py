@@ -1,0 +1,173 @@
+"""What stands around SGLang's ``WeightUpdater``, on layers without SGLang: checked, told, never half-way."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sglang_aiter_moe.checkpoint.offline import pack_checkpoint
+from sglang_aiter_moe.patches import weight_updates
+from sglang_aiter_moe.srt.layers.quantization import mxfp4, mxfp4_reload
+from sglang_aiter_moe.testing import plans
+from sglang_aiter_moe.testing.expert_files import PREFIX, expert_tensors
+from sglang_aiter_moe.testing.loaded_layers import (
+    load,
+    loaded_layer,
+    packed_bytes,
+    random_raw,
+    same,
+)
+from sglang_aiter_moe.testing.raw_layers import make_raw_layer
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=10, suite="base-a-test-cpu")
+
+SPEC = plans.situv2(4, 2, 256, 128)
+PLAN = plans.plan(SPEC)
+NAME = PREFIX.format(0)
+
+
+class Updater:
+    """One layer at ``model.layers.0.mlp.experts``; ``get_model`` as SGLang's updater has it."""
+
+    def __init__(self):
+        self.experts = loaded_layer(PLAN, random_raw(SPEC, 1))
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([torch.nn.Module()])
+        self.model.layers[0].mlp = torch.nn.Module()
+        self.model.layers[0].mlp.experts = self.experts
+        self.before = packed_bytes(self.experts)
+
+    def get_model(self):
+        return SimpleNamespace(
+            modules=self.model.modules,
+            named_modules=lambda: (
+                (f"model.{name}", module) for name, module in self.model.named_modules()
+            ),
+        )
+
+    @property
+    def unchanged(self):
+        return same(packed_bytes(self.experts), self.before)
+
+
+@pytest.fixture
+def updater():
+    yield Updater()
+    assert not mxfp4_reload._written and mxfp4_reload._depth == 0
+
+
+def never(*_, **__):
+    raise AssertionError("it was called")
+
+
+def sent(seed=2, kind="compressed_tensors"):
+    experts = make_raw_layer(SPEC, 1, seed=seed).experts
+    return list(expert_tensors(experts, kind, NAME).items())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"{NAME}.4.w1.weight_packed", f"{NAME}.0.w1.weight_pack", f"{NAME}.0.w9.weight"],
+)
+def test_unknown_experts_and_names_are_refused_before_the_first_write(updater, name):
+    tensors = [*sent(), (name, sent()[0][1])]
+    success, message = weight_updates.from_tensor(never, updater, tensors)
+    assert not success and name in message and updater.unchanged
+
+
+def test_shared_experts_and_layers_that_are_elsewhere_are_left_alone(updater):
+    tensors = [
+        ("model.layers.0.mlp.shared_experts.gate_proj.weight", torch.zeros(3)),
+        ("model.layers.7.mlp.experts.0.w1.weight_packed", torch.zeros(3)),
+    ]
+    original = lambda *_: (True, "done")  # noqa: E731
+    assert weight_updates.from_tensor(original, updater, tensors) == (True, "done")
+
+
+def test_a_flattened_bucket_is_checked_by_its_metadata(updater):
+    part = SimpleNamespace(name=f"{NAME}.0.w1.weight_packed", shape=(1, 2), dtype=torch.uint8)
+    success, message = weight_updates.from_tensor(
+        never, updater, {"metadata": [part]}, "flattened_bucket"
+    )
+    assert not success and "(1, 2)" in message
+
+
+def test_distributed_is_checked_before_anything_is_received(updater):
+    success, message = weight_updates.from_distributed(
+        never, updater, [f"{NAME}.0.w2.weight_packed"], ["bfloat16"], [(256, 64)], "group"
+    )
+    assert not success and "bfloat16" in message
+
+
+def test_files_are_checked_by_their_headers(updater, tmp_path):
+    tensors = dict(sent())
+    tensors[f"{NAME}.3.w2.weight_packed"] = torch.zeros(256, 63, dtype=torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    success, message = weight_updates.from_disk(never, updater, str(tmp_path))
+    assert not success and "(256, 63)" in message and updater.unchanged
+
+
+def test_a_pre_laid_out_directory_is_no_update(updater, tmp_path):
+    save_file(dict(sent()), tmp_path / "model.safetensors")
+    pack_checkpoint(tmp_path / "model.safetensors", tmp_path / "out", PLAN)
+    success, message = weight_updates.from_disk(never, updater, str(tmp_path / "out"))
+    assert not success and "ahead of time" in message
+
+
+def test_direct_writes_reach_the_raw_form(updater):
+    new = random_raw(SPEC, 2)
+
+    def direct(_, named_tensors, load_format):
+        for name, tensor in named_tensors:
+            getattr(updater.experts, name.rpartition(".")[2]).data.copy_(tensor)
+        return True, "done"
+
+    tensors = [(f"{NAME}.{name}", tensor) for name, tensor in new.items()]
+    assert weight_updates.from_tensor(direct, updater, tensors, "direct")[0]
+    assert same(packed_bytes(updater.experts), packed_bytes(loaded_layer(PLAN, new)))
+
+
+@pytest.mark.parametrize("staging", ["none", "host"])
+def test_a_failure_that_sglang_reports_is_one(updater, monkeypatch, staging):
+    monkeypatch.setenv(mxfp4_reload.STAGING, staging)
+
+    def half_way(*_):
+        load(updater.experts, random_raw(SPEC, 2), [0])
+        return False, "connection lost"
+
+    assert weight_updates.from_received(half_way, updater, []) == (False, "connection lost")
+    assert updater.unchanged is (staging == "host")
+    state = mxfp4_reload.weights_of(updater.experts)
+    assert (state.invalid is None) is (staging == "host")
+
+
+def test_a_bad_staging_is_told_before_the_update(updater, monkeypatch):
+    monkeypatch.setenv(mxfp4_reload.STAGING, "disk")
+    success, message = weight_updates.from_tensor(never, updater, sent())
+    assert not success and mxfp4_reload.STAGING in message
+
+
+def test_a_model_without_such_layers_is_left_to_sglang():
+    updater = SimpleNamespace(get_model=lambda: torch.nn.Linear(1, 1))
+    assert weight_updates.from_ipc(lambda *_: (True, "x"), updater, None) == (True, "x")
+
+
+def test_a_session_is_opened_and_closed(updater):
+    new = random_raw(SPEC, 2)
+    weight_updates.begin_session(lambda _: mxfp4.restore_raw(updater.experts), updater)
+    assert mxfp4_reload.weights_of(updater.experts).opened
+
+    def step(*_):
+        load(updater.experts, new)
+        return True, "done"
+
+    assert weight_updates.from_tensor(step, updater, [])[0]
+    weight_updates.end_session(lambda _: mxfp4.prepare_weights(updater.experts, PLAN), updater)
+    assert same(packed_bytes(updater.experts), packed_bytes(loaded_layer(PLAN, new)))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
