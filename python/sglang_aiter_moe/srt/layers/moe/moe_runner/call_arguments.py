@@ -71,10 +71,11 @@ def check_planned_input(runner_input: Any, plan: Any) -> None:
     Raises:
         ContractError: naming the tensor that does not fit.
     """
-    hidden_states = runner_input.hidden_states
-    shape, ids, weights = hidden_states.shape, runner_input.topk_ids, runner_input.topk_weights
-    width = plan.padded_hidden_size
-    if runner_input.a1_scale is None and (
+    hidden_states, ids = runner_input.hidden_states, runner_input.topk_ids
+    weights, width = runner_input.topk_weights, plan.padded_hidden_size
+    shape, routing = hidden_states.shape, ids.shape  # each look at a shape makes a new one
+    quantised = runner_input.a1_scale is not None
+    if not quantised and (
         len(shape) != 2 or shape[1] != width or hidden_states.dtype not in ACTIVATION_DTYPES
     ):
         raise ContractError(
@@ -82,15 +83,15 @@ def check_planned_input(runner_input: Any, plan: Any) -> None:
             allowed=f"(tokens, {width}) bfloat16 or float16",
             fix="pass the tokens of the layer that the plan was made for (pad_hidden_states)",
         )
-    if ids.dim() != 2 or ids.shape[0] != shape[0] or ids.dtype not in ID_DTYPES:
+    if len(routing) != 2 or routing[0] != shape[0] or ids.dtype not in ID_DTYPES:
         raise ContractError(
-            f"topk_ids is {tuple(ids.shape)} {ids.dtype} for {shape[0]} tokens",
+            f"topk_ids is {tuple(routing)} {ids.dtype} for {shape[0]} tokens",
             allowed="(tokens, top-k) int32, one row a token",
             fix="pass the routing of these tokens",
         )
-    if weights.shape != ids.shape or not weights.dtype.is_floating_point:
+    if weights.shape != routing or not weights.dtype.is_floating_point:
         raise ContractError(
-            f"topk_weights is {tuple(weights.shape)} {weights.dtype} beside topk_ids {tuple(ids.shape)}",
+            f"topk_weights is {tuple(weights.shape)} {weights.dtype} beside topk_ids {tuple(routing)}",
             allowed="float32 of the shape of topk_ids",
             fix="pass the weights that the routing gave with the ids",
         )
