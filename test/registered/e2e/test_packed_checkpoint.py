@@ -8,7 +8,7 @@ import pytest
 
 from sglang_aiter_moe.checkpoint.offline import pack_checkpoint
 from sglang_aiter_moe.contract import Capabilities, Target, plan_moe
-from sglang_aiter_moe.contract.model_config import spec_from_config
+from sglang_aiter_moe.model_config import rank_spec, read_config
 from sglang_aiter_moe.testing.checkpoints import CarrierConfig, write_kimi_checkpoint
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.sglang_server import environment, free_port
@@ -24,7 +24,7 @@ def report(tmp_path_factory):
     # I 384: w2's scales are padded, so packed and raw shapes differ.
     config = CarrierConfig(num_experts=8, intermediate_size=384)
     raw = write_kimi_checkpoint(folder / "raw", config)
-    spec = spec_from_config(json.loads((raw / "config.json").read_text()))
+    spec = rank_spec(read_config(raw), tp=1, ep=1, tp_rank=0, ep_rank=0)
     plan = plan_moe(spec, Target("gfx950", Capabilities.for_release("0.1.20")))
     pack_checkpoint(raw, folder / "packed", plan)
     module = "sglang_aiter_moe.testing.packed_probe"
