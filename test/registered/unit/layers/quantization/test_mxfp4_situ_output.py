@@ -275,6 +275,16 @@ def test_control_unused_slots_that_are_not_rerouted_are_refused(flags, monkeypat
         execute(raw, plan, expert_mask=mask)
 
 
+def test_a_mask_of_more_experts_than_there_are_weights_is_refused(flags):
+    """AITER counts the experts of the mask and indexes the weights with the count."""
+    flags(MODES["A8W4"])
+    raw = make_raw_layer(k3_like(expert_parallel=True), tokens=4, global_experts=16)
+    plan = plan_for(raw.spec, MODES["A8W4"])
+    mask = torch.tensor([1] * 9 + [0] * 7, dtype=torch.int32)
+    with portable.installed(force=True), pytest.raises(ContractError, match="expert_mask marks 9"):
+        execute(raw, plan, expert_mask=mask)
+
+
 @pytest.mark.parametrize("bad", [-1, 8])
 def test_ids_out_of_range_without_expert_parallel_are_named(bad):
     raw = make_raw_layer(k3_like(), tokens=4)

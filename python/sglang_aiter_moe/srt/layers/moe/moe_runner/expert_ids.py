@@ -34,6 +34,9 @@ def reroute_invalid(
 
     Returns:
         ids and weights to call with.
+
+    Raises:
+        ContractError: a global mask that marks more experts than there are weights.
     """
     if running_state and running_state.get("aiter_combine_is_mori") is False:
         return topk_ids, topk_weights
@@ -41,7 +44,7 @@ def reroute_invalid(
     if mask.shape[0] == quant_info.w13_weight.shape[0] + 1:
         return torch.where(topk_ids < 0, mask.shape[0] - 1, topk_ids), topk_weights
     if _may_read(mask):
-        slot = _masked_slot(mask)
+        slot = _masked_slot(mask, quant_info.w13_weight.shape[0])
         if slot is None:
             return topk_ids, topk_weights
         return torch.where(topk_ids < 0, slot, topk_ids), topk_weights
@@ -72,11 +75,18 @@ def _may_read(mask: torch.Tensor) -> bool:
     return not (mask.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _masked_slot(mask: torch.Tensor) -> int | None:
+def _masked_slot(mask: torch.Tensor, experts: int) -> int | None:
     """The first masked index, read from the device once per content of ``mask``."""
     known = getattr(mask, _SLOT, None)
-    if known is None or known[0] != mask._version:
+    if known is None or known[0] != (mask._version, experts):
         zeros = (mask == 0).nonzero()
-        known = (mask._version, int(zeros[0]) if zeros.numel() else None)
+        here = mask.shape[0] - zeros.shape[0]
+        if here > experts:
+            raise ContractError(
+                f"expert_mask marks {here} experts as here, and w13_weight holds {experts}",
+                allowed=f"at most {experts} entries that are not 0",
+                fix="build the mask from the experts that this rank has loaded",
+            )
+        known = ((mask._version, experts), int(zeros[0]) if zeros.numel() else None)
         setattr(mask, _SLOT, known)
     return known[1]
