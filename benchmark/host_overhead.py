@@ -3,7 +3,9 @@
 
 The kernel is a no-op with the signature of ``aiter.fused_moe``, so that only Python is measured. Rounds
 of both runners alternate in one process; each round gives one ratio patched / upstream, and the median
-over the rounds is reported with the spread. A ratio of at most 1.0 means no overhead added.
+over the rounds is reported with the spread. A ratio of at most 1.0 means no overhead added; the exit
+status says whether that holds for every layer with a plan. Layers without one are handed to SGLang's own
+runner, to which a wrapper can only add.
 
     python benchmark/host_overhead.py                          # SGLang of this environment
     python benchmark/host_overhead.py --sglang-path DIR        # an unpacked wheel of another release
@@ -137,8 +139,8 @@ CASES = [
         mori=False,
         plan={"activation": "silu", "expert_parallel": True},
     ),
-    Case("deepseek-v4-fp8", quant_type="PER_128X128", info={"swiglu_limit": 10.0}),
-    Case("bf16", quant_type="NONE"),
+    Case("deepseek-v4-fp8, no plan", quant_type="PER_128X128", info={"swiglu_limit": 10.0}),
+    Case("bf16, no plan", quant_type="NONE"),
 ]
 
 
@@ -177,6 +179,27 @@ def build(
         info.plan = plan_factory(case)
     state = {} if case.mori is None else {"aiter_combine_is_mori": case.mori}
     return module.AiterRunnerCore(config), runner_input, info, state
+
+
+def patched_like_the_plugin(upstream: Any) -> Any:
+    """SGLang's names with the plugin's runner behind them, as they are in a patched process."""
+    from sglang_aiter_moe.patches import glue
+
+    original = upstream.AiterRunnerCore.run
+
+    class AiterRunnerCore(upstream.AiterRunnerCore):
+        def run(self, runner_input, quant_info, running_state, hooks=None):
+            return glue.run(original, self, runner_input, quant_info, running_state, hooks)
+
+    class AiterRunnerInput(upstream.AiterRunnerInput):
+        output = None  # a field from SGLang 0.5.22 on
+
+    return SimpleNamespace(
+        AiterRunnerCore=AiterRunnerCore,
+        AiterMoeQuantInfo=glue.quant_info_with_plan(upstream.AiterMoeQuantInfo),
+        AiterRunnerInput=AiterRunnerInput,
+        AiterQuantType=upstream.AiterQuantType,
+    )
 
 
 def seconds(call: tuple[Any, Any, Any, dict], calls: int) -> float:
@@ -241,11 +264,9 @@ def main() -> int:
     install_noop_aiter()
     upstream = import_upstream(args.sglang_path)
     import sglang
-    from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig as UpstreamConfig
+    from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
 
-    from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter as patched
-    from sglang_aiter_moe.srt.layers.moe.moe_runner.base import MoeRunnerConfig
-
+    patched = patched_like_the_plugin(upstream)
     gc.disable()
     results = {}
     text = sys.stderr if args.json == "-" else sys.stdout
@@ -253,16 +274,16 @@ def main() -> int:
         f"SGLang {sglang.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}",
         file=text,
     )
-    print(f"{'case':<18}{'upstream us':>12}{'patched us':>12}{'ratio':>8}   quartiles", file=text)
+    print(f"{'case':<26}{'upstream us':>12}{'patched us':>12}{'ratio':>8}   quartiles", file=text)
     for case in CASES:
         calls = (
-            build(upstream, UpstreamConfig, case, None),
+            build(upstream, MoeRunnerConfig, case, None),
             build(patched, MoeRunnerConfig, case, real_plan),
         )
         row = results[case.name] = measure(*calls, args.rounds, args.calls)
         gc.collect()
         print(
-            f"{case.name:<18}{row['upstream_us']:>12.2f}{row['patched_us']:>12.2f}{row['ratio']:>8.3f}"
+            f"{case.name:<26}{row['upstream_us']:>12.2f}{row['patched_us']:>12.2f}{row['ratio']:>8.3f}"
             f"   {row['ratio_q1']:.3f} to {row['ratio_q3']:.3f}",
             file=text,
         )
@@ -273,7 +294,8 @@ def main() -> int:
             sys.stdout.write(out)
         else:
             Path(args.json).write_text(out)
-    return 0 if all(row["ratio"] <= 1.0 for row in results.values()) else 1
+    planned = [case.name for case in CASES if case.plan is not None]
+    return 0 if all(results[name]["ratio"] <= 1.0 for name in planned) else 1
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from sglang_aiter_moe.contract import Capabilities, MoeSpec, Target, plan_moe
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics import cosine, logits_diff
 from sglang_aiter_moe.srt.layers import zero_copy_context
-from sglang_aiter_moe.srt.layers.moe.moe_runner import call_arguments, expert_ids
+from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter as runner
+from sglang_aiter_moe.srt.layers.moe.moe_runner import expert_ids
 from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import AiterRunnerCore, AiterRunnerInput
 from sglang_aiter_moe.srt.layers.moe.moe_runner.base import MoeRunnerConfig
 from sglang_aiter_moe.srt.layers.quantization import mxfp4
@@ -221,13 +222,14 @@ def test_gpt_oss_like_layers_agree_with_the_oracle(device, tokens):
 def test_control_another_gate_mode_collapses(monkeypatch, tokens):
     """gate_mode picks AITER's kernels for SwiGLU, and with them the layout that is read."""
     raw, plan = make_raw_layer(GPT_OSS, tokens), plan_for(GPT_OSS)
-    write = call_arguments._write_gate_mode
+    made = runner.call_arguments
     flipped = {"separated": "interleave", "interleave": "separated"}
-    monkeypatch.setattr(
-        call_arguments,
-        "_write_gate_mode",
-        lambda arguments, mode, api: write(arguments, flipped[mode], api),
-    )
+
+    def flip(*args):
+        arguments = made(*args)
+        return {**arguments, "gate_mode": flipped[arguments["gate_mode"]]}
+
+    monkeypatch.setattr(runner, "call_arguments", flip)
     with portable.installed(force=True):
         result = execute(raw, plan, MoeRunnerConfig(activation="silu"))
     assert cosine(result[:, :448], raw.expected(None)) < 0.7

@@ -218,10 +218,18 @@ def compute(
         plan.check_still_holds()
 
     quant_type = runner_input.quant_type.value
-    activation = activation_name(config, quant_info)
+    activation = activation_name(config, plan)
     aiter_api.refresh(activation, quant_type)
     api = aiter_api.current()
-    arguments = call_arguments(config, runner_input, quant_info, api, limit_gate_mode)
+    arguments = call_arguments(
+        config,
+        runner_input,
+        quant_info,
+        plan,
+        api.activations[activation],
+        api,
+        limit_gate_mode,
+    )
     if extras:
         for name, value in extras.items():
             arguments.setdefault(name, value)

@@ -97,15 +97,14 @@ def check_planned_input(runner_input: Any, plan: Any) -> None:
         )
 
 
-def activation_name(config: Any, quant_info: Any) -> str:
-    """SGLang's name of the activation to ask AITER for.
+def activation_name(config: Any, plan: Any) -> str:
+    """The activation to ask AITER for, a key of ``ACTIVATION_TYPES``.
 
-    The plan knows it; without one, ``silu`` with SwiGLU-OAI's alpha is SwiGLU-OAI (sglang 0.5.21).
+    The plan knows it; without one, ``silu`` with an alpha is SwiGLU-OAI, as from sglang 0.5.21 on.
 
     Raises:
-        ContractError: an activation that AITER does not have.
+        ContractError: an activation that AITER does not have, or constants that its kernels do not.
     """
-    plan = getattr(quant_info, "plan", None)
     if plan is not None:
         return plan.spec.activation.value
     name = config.activation
@@ -115,13 +114,27 @@ def activation_name(config: Any, quant_info: Any) -> str:
             allowed=", ".join(ACTIVATION_TYPES),
             fix="use another runner backend for this model",
         )
-    if name == "silu" and config.gemm1_alpha == SWIGLU_OAI_ALPHA and config.gemm1_clamp_limit:
-        return "swiglu"
-    return name
+    alpha = config.gemm1_alpha
+    if alpha is None or name not in ("silu", "swiglu"):
+        return name
+    beta = getattr(config, "gemm1_beta", None)
+    if alpha != SWIGLU_OAI_ALPHA or beta not in (None, SWIGLU_OAI_BETA):
+        raise ContractError(
+            f"gemm1_alpha={alpha}, gemm1_beta={beta} for SwiGLU",
+            allowed=f"{SWIGLU_OAI_ALPHA} and {SWIGLU_OAI_BETA}, which AITER has built in",
+            fix="use another runner backend for this model",
+        )
+    return "swiglu"
 
 
 def call_arguments(
-    config: Any, runner_input: Any, quant_info: Any, api: AiterApi, limit_gate_mode: str
+    config: Any,
+    runner_input: Any,
+    quant_info: Any,
+    plan: Any,
+    activation: Any,
+    api: AiterApi,
+    limit_gate_mode: str,
 ) -> dict[str, Any]:
     """Every keyword of the call but the tensors of tokens, routing and weights.
 
@@ -129,6 +142,8 @@ def call_arguments(
         config: the runner's configuration.
         runner_input: an ``AiterRunnerInput``.
         quant_info: an ``AiterMoeQuantInfo``.
+        plan: the layer's plan, or None.
+        activation: the member of ``aiter.ActivationType``.
         api: the AITER that is called.
         limit_gate_mode: what a ``swiglu_limit`` without other writers stands for.
 
@@ -137,6 +152,7 @@ def call_arguments(
     """
     a1_scale = runner_input.a1_scale
     arguments = {
+        "activation": activation,
         "w1_scale": quant_info.w13_scale,
         "w2_scale": quant_info.w2_scale,
         "a1_scale": quant_info.a13_scale if a1_scale is None else a1_scale,
@@ -153,32 +169,34 @@ def call_arguments(
     if runner_input.output_dtype is not None:
         arguments["dtype"] = runner_input.output_dtype
 
-    plan = getattr(quant_info, "plan", None)
     limit = None
+    field = getattr(quant_info, "gate_mode", "separated")
+    fused_moe_kwargs = quant_info.fused_moe_kwargs
+    fp8_activations = getattr(quant_info, "fp8_activations", False)
     if plan is not None:
-        _check_planned(quant_info, plan.spec)
-        _write_pads(arguments, plan)
-        _write(arguments, plan.call_kwargs, "the layer's plan")
+        _check_planned(quant_info, plan)
+        arguments.update(plan.call_kwargs)
+        arguments["hidden_pad"] = plan.hidden_pad
+        arguments["intermediate_pad"] = plan.intermediate_pad
+        agrees = field == "separated" or field == arguments["gate_mode"]
+        if agrees and not fused_moe_kwargs and not fp8_activations:
+            return arguments  # the usual call
     elif config.activation == "situ":
         _write_situ_betas(arguments, config)
     elif quant_info.swiglu_limit > 0:
         arguments["swiglu_limit"] = quant_info.swiglu_limit
         limit = limit_gate_mode
 
-    activation = activation_name(config, quant_info)
-    arguments["activation"] = api.activations[activation]
-    fused_moe_kwargs = quant_info.fused_moe_kwargs
     kwargs_mode = None
     if fused_moe_kwargs:
         kwargs_mode = _plain(fused_moe_kwargs.get("gate_mode"))
         _write_fused_moe_kwargs(arguments, fused_moe_kwargs, plan)
-
     plan_mode = None if plan is None else _plain(plan.gate_mode)
-    field = _plain(getattr(quant_info, "gate_mode", "separated"))
+    field = _plain(field)
     gate_mode = resolve_gate_mode(plan=plan_mode, kwargs=kwargs_mode, limit=limit, field=field)
     if plan_mode or kwargs_mode or limit or field != "separated" or _is_mx(runner_input):
         _write_gate_mode(arguments, gate_mode, api)
-    if getattr(quant_info, "fp8_activations", False) and gate_mode == "interleave":
+    if fp8_activations and gate_mode == "interleave":
         _write_fp8_activations(arguments, runner_input, api)
     return arguments
 
@@ -188,8 +206,12 @@ def _plain(mode: Any) -> Any:
     return getattr(mode, "value", mode)
 
 
-def _check_planned(quant_info: Any, spec: Any) -> None:
-    """What the plan was not made for may be what its kernels refuse or drop."""
+def _check_planned(quant_info: Any, plan: Any) -> None:
+    """What the plan was not made for may be what its kernels refuse or drop.
+
+    The plan states fewer pads than there are where a kernel could not take them all.
+    """
+    spec = plan.spec
     if quant_info.expert_mask is not None and not spec.expert_parallel:
         raise _not_planned("expert_mask", spec)
     if quant_info.b13 is not None and not spec.has_bias:
@@ -198,6 +220,12 @@ def _check_planned(quant_info: Any, spec: Any) -> None:
         raise _not_planned("b2", spec)
     if quant_info.doweight_stage1 and not spec.doweight_stage1:
         raise _not_planned("doweight_stage1", spec)
+    for name in ("hidden_pad", "intermediate_pad"):
+        given, planned = getattr(quant_info, name), getattr(plan, name)
+        if given and given != planned:
+            raise _two_writers(
+                "the layer's plan", f"{name}={planned}", "AiterMoeQuantInfo", f"{name}={given}"
+            )
 
 
 def _not_planned(name: str, spec: Any) -> ContractError:
@@ -206,22 +234,6 @@ def _not_planned(name: str, spec: Any) -> ContractError:
         allowed="what the plan was made for",
         fix="say so in the MoeSpec, so that plan_moe can refuse what AITER cannot do",
     )
-
-
-def _write_pads(arguments: dict[str, Any], plan: Any) -> None:
-    """The plan states fewer pads than there are where a kernel could not take them all."""
-    for name, pad in (
-        ("hidden_pad", plan.hidden_pad),
-        ("intermediate_pad", plan.intermediate_pad),
-    ):
-        if arguments[name] not in (0, pad):
-            raise _two_writers(
-                "the layer's plan",
-                f"{name}={pad}",
-                "AiterMoeQuantInfo",
-                f"{name}={arguments[name]}",
-            )
-        arguments[name] = pad
 
 
 def _is_mx(runner_input: Any) -> bool:
