@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,23 +51,26 @@ def run(
 
     The published output buffer is returned in both cases.
     """
-    from sglang.srt.layers.moe.moe_runner.aiter import AiterRunnerOutput
-
     plan = getattr(quant_info, "plan", None)
     if plan is not None or getattr(quant_info, "gate_mode", "separated") != "separated":
-        return AiterRunnerOutput(
-            runner.compute(core.config, runner_input, quant_info, running_state, extras=_extras())
+        output_class, extras = _of_this_release()
+        return output_class(
+            runner.compute(core.config, runner_input, quant_info, running_state, extras=extras)
         )
     output = original(core, runner_input, quant_info, running_state, hooks)
+    if not zero_copy_context.is_published():
+        return output
     return _delivered(output, runner_input)
 
 
-def _extras() -> dict[str, Any]:
-    """What the installed release adds to every ``fused_moe`` call."""
+@functools.cache
+def _of_this_release() -> tuple[type, dict[str, Any]]:
+    """SGLang's ``AiterRunnerOutput``, and what the release adds to every ``fused_moe`` call."""
     from sglang.srt.layers.moe.moe_runner import aiter
 
     policy = getattr(aiter, "_MOE_SORTING_DISPATCH_POLICY", None)
-    return {} if policy is None else {"moe_sorting_dispatch_policy": policy}
+    extras = {} if policy is None else {"moe_sorting_dispatch_policy": policy}
+    return aiter.AiterRunnerOutput, extras
 
 
 def _delivered(output: Any, runner_input: Any) -> Any:

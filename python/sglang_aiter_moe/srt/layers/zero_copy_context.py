@@ -29,6 +29,16 @@ def set_moe_output(out: torch.Tensor) -> Iterator[None]:
         _published = before
 
 
+def is_published() -> bool:
+    """Whether any buffer is published at the moment."""
+    if _published is not None:
+        return True
+    if torch.compiler.is_compiling():
+        return False  # SGLang publishes around eager calls only
+    sglang = sys.modules.get(_SGLANG_MODULE)
+    return sglang is not None and sglang.ctx.moe_output is not None
+
+
 def get_moe_output_spec(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:
@@ -41,14 +51,11 @@ def get_moe_output_spec(
         dtype: of the result.
         device: of the result.
     """
+    if not is_published():
+        return None
     if _published is not None:
         return _published if fits(_published, shape, dtype, device) else None
-    if torch.compiler.is_compiling():
-        return None  # SGLang publishes around eager calls only
-    sglang = sys.modules.get(_SGLANG_MODULE)
-    if sglang is None or sglang.ctx.moe_output is None:
-        return None
-    return sglang.get_moe_output_spec(torch.Size(shape), dtype, device)
+    return sys.modules[_SGLANG_MODULE].get_moe_output_spec(torch.Size(shape), dtype, device)
 
 
 def fits(

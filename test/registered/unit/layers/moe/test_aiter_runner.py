@@ -300,7 +300,9 @@ def test_silu_with_swiglu_oais_constants_is_swiglu(aiter):
     assert aiter.call["activation"] is ActivationType.Silu
 
 
-@pytest.mark.parametrize("constants", [{"gemm1_alpha": 1.0}, {"gemm1_alpha": 1.702, "gemm1_beta": 0.0}])
+@pytest.mark.parametrize(
+    "constants", [{"gemm1_alpha": 1.0}, {"gemm1_alpha": 1.702, "gemm1_beta": 0.0}]
+)
 @pytest.mark.parametrize("activation", ["silu", "swiglu"])
 def test_constants_that_aiter_has_not_built_in_are_refused(aiter, activation, constants):
     with pytest.raises(ContractError, match="gemm1_alpha"):
