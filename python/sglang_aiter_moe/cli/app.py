@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sglang_aiter_moe.cli import check_tests, doctor, env, layout, plan, verify
+from sglang_aiter_moe.cli import bench, check_tests, doctor, env, layout, plan, verify
 from sglang_aiter_moe.errors import ContractError
 
 
@@ -48,3 +48,6 @@ app.command("doctor")(doctor.doctor)
 app.command("env")(env.env)
 app.command("layout")(layout.layout)
 app.command("check-tests")(check_tests.check_tests)
+app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    bench.bench
+)

@@ -1,0 +1,52 @@
+"""`bench` finds every benchmark of the checkout, hands its options on and keeps standard output clean."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_aiter_moe.cli import app
+from sglang_aiter_moe.cli.bench import BENCHMARKS, script
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=20, suite="base-a-test-cpu")
+
+TINY = ["--experts", "4", "--topk", "2", "--hidden", "256", "--inter", "128", "--calls", "2"]
+
+
+def test_every_benchmark_is_there():
+    assert [name for name in BENCHMARKS if not script(name).is_file()] == []
+
+
+def test_an_unknown_benchmark_is_refused_with_the_known_ones():
+    result = CliRunner().invoke(app, ["bench", "speed"])
+    assert result.exit_code == 2
+    assert "'speed'" in result.stderr
+    assert all(name in result.stderr for name in BENCHMARKS)
+
+
+def test_without_a_checkout_it_says_where_the_benchmarks_are(tmp_path: Path):
+    with pytest.raises(ContractError, match="clone the repository"):
+        script("host", tmp_path)
+
+
+def test_options_go_to_the_benchmark_and_json_alone_to_standard_output():
+    command = [sys.executable, "-m", "sglang_aiter_moe", "bench", "cpu", "--json", "-"]
+    options = [*TINY, "--modes", "A16W4", "--limit-s", "60"]
+    result = subprocess.run(command + options, capture_output=True, text=True, check=True)
+    assert list(json.loads(result.stdout)["modes"]) == ["A16W4"]
+
+
+def test_a_benchmark_that_fails_fails_the_command(tmp_path: Path):
+    # No call is faster than this bound.
+    arguments = [*TINY, "--modes", "A16W4", "--limit-s", "0", "--json", str(tmp_path / "out.json")]
+    assert CliRunner().invoke(app, ["bench", "cpu", *arguments]).exit_code != 0
+    assert (tmp_path / "out.json").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
