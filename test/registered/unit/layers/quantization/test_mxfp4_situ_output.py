@@ -287,6 +287,14 @@ def test_a_mask_of_more_experts_than_there_are_weights_is_refused(flags):
         execute(raw, plan, expert_mask=mask)
 
 
+def test_a_call_without_the_mask_that_was_planned_is_refused(flags):
+    """AITER would take global ids for local ones: other experts, or none."""
+    flags(MODES["A8W4"])
+    raw = make_raw_layer(k3_like(expert_parallel=True), tokens=4)
+    with portable.installed(force=True), pytest.raises(ContractError, match="expert_mask is None"):
+        execute(raw, plan_for(raw.spec, MODES["A8W4"]))
+
+
 @pytest.mark.parametrize("bad", [-1, 8])
 def test_ids_out_of_range_without_expert_parallel_are_named(bad):
     raw = make_raw_layer(k3_like(), tokens=4)

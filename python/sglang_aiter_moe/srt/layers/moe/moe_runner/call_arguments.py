@@ -214,6 +214,12 @@ def _check_planned(quant_info: Any, plan: Any) -> None:
     spec = plan.spec
     if quant_info.expert_mask is not None and not spec.expert_parallel:
         raise _not_planned("expert_mask", spec)
+    if quant_info.expert_mask is None and spec.expert_parallel:
+        raise ContractError(
+            f"AiterMoeQuantInfo.expert_mask is None, but {spec.name} was planned for expert parallelism",
+            allowed="the dispatcher's mask: without one AITER takes global expert ids for local ones",
+            fix="pass layer.dispatcher.expert_mask_gpu, or plan with expert_parallel=False",
+        )
     if quant_info.b13 is not None and not spec.has_bias:
         raise _not_planned("b13", spec)
     if quant_info.b2 is not None and not spec.has_bias:
