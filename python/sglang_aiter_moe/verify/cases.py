@@ -37,6 +37,14 @@ SITUV2_ENV: Mapping[str, Mapping[str, str]] = {
     "A8W4": {"AITER_SITUV2_A8W4": "1"},
     "A4W4": {"AITER_SITUV2_A4W4": "1"},
 }
+# Layers with tuned rows whose kernels quantise between the stages themselves (docs/contract.md
+# section d): FlyDSL in the epilogue, mxmoe by RoundUp from float32. All others get RoundUp from bf16.
+_TUNED_REQUANTIZATION = {
+    ("gpt-oss-120b-tp1", "A8W4"): "epilogue",
+    ("deepseek-v4-like", "A8W4"): "epilogue",
+    ("qwen3.5-397b", "A4W4"): "roundup_fp32",
+    ("minimax-m3", "A4W4"): "epilogue",
+}
 # K3's 384 columns stay 384 (else they are padded to 512).
 K3_OPT = {"SGLANG_AITER_K3_OPT": "1"}
 
@@ -218,6 +226,7 @@ def bounded_case(layer: Layer, tokens: int, *, interleave: bool, full: bool = Fa
         layout=INTERLEAVED if interleave else SEPARATED,
         gate_mode=form,
         env={"SGLANG_USE_AITER_MOE_GU_ITLV": "1" if interleave else "0"},
+        requantization=_TUNED_REQUANTIZATION.get((layer.name, above), "roundup"),
         full=full,
     )
 
@@ -234,6 +243,7 @@ def _deepseek_v4() -> Iterator[Case]:
                 layout=INTERLEAVED,
                 gate_mode="interleave",
                 env={"AITER_BF16_FP8_MOE_BOUND": "0", "SGLANG_USE_AITER_MOE_GU_ITLV": "1"},
+                requantization=_TUNED_REQUANTIZATION.get((layer.name, "A8W4"), "roundup"),
                 full=full,
             )
 
@@ -250,6 +260,7 @@ def _separated_models() -> Iterator[Case]:
                 layout=SEPARATED,
                 gate_mode="separated",
                 env={"SGLANG_USE_AITER_MOE_GU_ITLV": "0"},
+                requantization=_TUNED_REQUANTIZATION.get((layer.name, "A4W4"), "roundup"),
                 full=full,
             )
     for layer, full in ((MINIMAX_M3.with_experts(8), False), (MINIMAX_M3, True)):
