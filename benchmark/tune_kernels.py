@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 import triton
+from kernels import rounding
 from moe_layers import Layer, number_of_sets, time_graph
 
-from kernels import rounding
 from sglang_aiter_moe.numerics.metrics import relative_error
 from sglang_aiter_moe.portable.triton import workspace
 from sglang_aiter_moe.portable.triton.hopper import table
