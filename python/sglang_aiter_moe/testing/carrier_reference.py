@@ -41,16 +41,12 @@ class CarrierReference:
     Args:
         path: the checkpoint directory.
         mode: activation quantisation inside the experts: None, "A16W4", "A8W4" or "A4W4".
-        round_bias_to: dtype that the correction bias is rounded to first (for a control case).
     """
 
-    def __init__(
-        self, path: Path | str, mode: str | None = None, round_bias_to: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, path: Path | str, mode: str | None = None) -> None:
         self.config = json.loads((Path(path) / "config.json").read_text())
         self.weights = load_file(Path(path) / "model.safetensors")
         self.mode = mode
-        self.round_bias_to = round_bias_to
         self.kimi = self.config["carrier_block"] == "kimi_k3"
         layers = range(self.config["num_hidden_layers"])
         self.experts = [
@@ -60,6 +56,9 @@ class CarrierReference:
 
     def _get(self, name: str) -> torch.Tensor:
         return self.weights[name].float()
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ self._get(f"{name}.weight").T
 
     def _kimi_experts(self, layer: int) -> RawExperts:
         prefix = f"model.layers.{layer}.mlp.experts"
@@ -96,7 +95,7 @@ class CarrierReference:
             x = x + self._attention(self._norm(x, f"{prefix}.input_layernorm"), prefix)
             normed = self._norm(x, f"{prefix}.post_attention_layernorm")
             x = x + (self._kimi_mlp if self.kimi else self._gpt_oss_mlp)(normed, layer)
-        return self._norm(x, "model.norm") @ self._get("lm_head.weight").T
+        return self._linear(self._norm(x, "model.norm"), "lm_head")
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"])
@@ -114,7 +113,7 @@ class CarrierReference:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         mixed = scores.masked_fill(~causal, float("-inf")).softmax(-1) @ v
         merged = mixed.transpose(0, 1).reshape(x.shape[0], heads * dim)
-        return merged @ self._get(f"{prefix}.self_attn.o_proj.weight").T
+        return self._linear(merged, f"{prefix}.self_attn.o_proj")
 
     def _choose(self, scores: torch.Tensor, topk: int) -> torch.Tensor:
         best = scores.topk(topk + 1, dim=-1)
@@ -124,15 +123,13 @@ class CarrierReference:
 
     def _kimi_mlp(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         prefix, config = f"model.layers.{layer}.mlp", self.config
-        scores = torch.sigmoid(x @ self._get(f"{prefix}.gate.weight").T)
+        scores = torch.sigmoid(self._linear(x, f"{prefix}.gate"))
         bias = self.weights[f"{prefix}.gate.e_score_correction_bias"]
-        if self.round_bias_to is not None:
-            bias = bias.to(self.round_bias_to).float()
         ids = self._choose(scores + bias, config["num_experts_per_token"])
         weights = scores.gather(-1, ids)
         weights = weights / weights.sum(-1, keepdim=True) * config["routed_scaling_factor"]
         routed = self._routed(
-            x @ self._get(f"{prefix}.routed_expert_down_proj.weight").T,
+            self._linear(x, f"{prefix}.routed_expert_down_proj"),
             layer,
             ids,
             weights,
@@ -146,9 +143,7 @@ class CarrierReference:
         )
 
     def _shared(self, x: torch.Tensor, prefix: str) -> torch.Tensor:
-        gate, up = (
-            x @ self._get(f"{prefix}.shared_experts.{n}_proj.weight").T for n in ("gate", "up")
-        )
+        gate, up = (self._linear(x, f"{prefix}.shared_experts.{n}_proj") for n in ("gate", "up"))
         y = apply_gate_up(
             "situv2",
             gate,
@@ -156,7 +151,7 @@ class CarrierReference:
             beta=self.config["activation_situ_beta"],
             linear_beta=self.config["activation_situ_linear_beta"],
         )
-        return y @ self._get(f"{prefix}.shared_experts.down_proj.weight").T
+        return self._linear(y, f"{prefix}.shared_experts.down_proj")
 
     def _gpt_oss_mlp(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         prefix = f"model.layers.{layer}.mlp"
@@ -200,21 +195,32 @@ class CarrierReference:
         return [logprobs[start + i, token].item() for i, token in enumerate(continuation)]
 
 
-def clear_prompts(
-    references: list[CarrierReference], count: int, steps: int, *, length: int = 6, tries: int = 200
-) -> list[list[int]]:
-    """Prompts whose continuation no reference finds close: bf16 rounding cannot turn it.
+#: Token margin that an engine's rounding cannot turn. Activation quantisation amplifies bf16 noise: a value
+#: near the border of two codes may take either.
+CLEAR_MARGIN = {None: 0.2, "A16W4": 0.2, "A8W4": 0.4, "A4W4": 0.4}
+CLEAR_ROUTING = 0.004
 
-    Chosen by the references alone, from a fixed sequence of random prompts.
+
+def clear_prompts(
+    reference: CarrierReference, count: int, steps: int, *, length: int = 6, tries: int = 800
+) -> list[list[int]]:
+    """Prompts whose continuation the reference does not find close: rounding cannot turn it.
+
+    Chosen by the reference alone, from a fixed sequence of random prompts.
     """
-    vocab = references[0].config["vocab_size"]
     generator = torch.Generator().manual_seed(7)
     found: list[list[int]] = []
     for _ in range(tries):
-        prompt = torch.randint(2, vocab, (length,), generator=generator).tolist()
-        runs = [r.generate(prompt, steps) for r in references]
-        if all(run.margin > 0.15 and run.routing_margin > 0.004 for run in runs):
-            found.append(prompt)
+        prompt = torch.randint(2, reference.config["vocab_size"], (length,), generator=generator)
+        if _is_clear(reference, prompt.tolist(), 1) and _is_clear(
+            reference, prompt.tolist(), steps
+        ):
+            found.append(prompt.tolist())
             if len(found) == count:
                 return found
     raise RuntimeError(f"only {len(found)} clear prompts in {tries} tries; loosen the margins")
+
+
+def _is_clear(reference: CarrierReference, prompt: list[int], steps: int) -> bool:
+    run = reference.generate(prompt, steps)
+    return run.margin > CLEAR_MARGIN[reference.mode] and run.routing_margin > CLEAR_ROUTING

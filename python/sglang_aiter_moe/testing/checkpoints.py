@@ -85,10 +85,12 @@ def _kimi_layer(config: CarrierConfig, rand: _Random, bias_centre: float) -> dic
         "gate.e_score_correction_bias": bias_centre + 0.1 * rand.normal(config.num_experts),
         "routed_expert_down_proj.weight": rand.matrix(latent, hidden),
         "routed_expert_norm.weight": torch.ones(latent, dtype=torch.bfloat16),
-        "routed_expert_up_proj.weight": rand.matrix(hidden, latent),
+        # A third of the residual stream: enough that wrong experts change every token, little enough that
+        # what bf16 rounding does to quantised activations does not.
+        "routed_expert_up_proj.weight": rand.matrix(hidden, latent, gain=0.3),
         "shared_experts.gate_proj.weight": rand.matrix(inter, hidden),
         "shared_experts.up_proj.weight": rand.matrix(inter, hidden),
-        "shared_experts.down_proj.weight": rand.matrix(hidden, inter, gain=0.25),
+        "shared_experts.down_proj.weight": rand.matrix(hidden, inter, gain=0.1),
     }
     for expert in range(config.num_experts):
         for name, (rows, cols) in (

@@ -27,7 +27,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sglang-aiter-moe-") as folder:
         model = write_kimi_checkpoint(Path(folder) / "kimi")
         reference = CarrierReference(model, "A16W4")
-        (prompt,) = clear_prompts([reference], 1, STEPS)
+        (prompt,) = clear_prompts(reference, 1, STEPS)
         print("starting sglang serve (a minute or two) ...", flush=True)
         start = time.monotonic()
         log = Path(folder) / "server.log"

@@ -9,6 +9,7 @@ import statistics
 import sys
 
 import pytest
+import torch
 
 from sglang_aiter_moe.testing.carrier_reference import CarrierReference, clear_prompts
 from sglang_aiter_moe.testing.checkpoints import write_gpt_oss_checkpoint, write_kimi_checkpoint
@@ -28,7 +29,8 @@ register_cpu_ci(est_time=600, suite="base-a-test-cpu")
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
 
-STEPS = 6
+STEPS = 5
+torch.set_num_threads(1)  # the reference is small; the server needs the cores
 WAYS = [
     pytest.param((model, mode, tp), id=f"{model}-{mode}-tp{tp}")
     for model, modes in (("kimi", MODES), ("gpt_oss", ["A16W4"]))
@@ -53,8 +55,7 @@ def references(checkpoints):
     def reference(model, mode):
         key = (model, mode)
         if key not in cache:
-            made = CarrierReference(checkpoints[model], mode)
-            cache[key] = made, clear_prompts([made], 3, STEPS)
+            cache[key] = CarrierReference(checkpoints[model], mode)
         return cache[key]
 
     return reference
@@ -64,7 +65,8 @@ def references(checkpoints):
 def way(request, checkpoints, references, tmp_path_factory):
     """A running server, and everything the tests compare its answers with."""
     model, mode, tp = request.param
-    reference, prompts = references(model, mode)
+    reference = references(model, mode)
+    prompts = clear_prompts(reference, 3, STEPS)
     log = tmp_path_factory.mktemp("server") / f"{model}-{mode}-tp{tp}.log"
     flags = MODES[mode] if model == "kimi" else {}
     with serving(
@@ -89,21 +91,24 @@ def logprob_errors(reference, asked):
 
 
 def test_logprobs_are_the_references(way):
-    _, _, _, _, reference, asked = way
+    _, mode, _, _, reference, asked = way
     errors = logprob_errors(reference, asked)
-    # bf16 activations, outputs and reductions against float32.
-    assert max(errors) < 0.12 and statistics.mean(errors) < 0.035, errors
+    # bf16 activations, outputs and reductions against float32. Activation quantisation amplifies them: a
+    # value near the border of two codes may take either.
+    worst, mean = {"A16W4": (0.1, 0.035), "A8W4": (0.2, 0.07), "A4W4": (0.5, 0.15)}[mode]
+    assert max(errors) < worst and statistics.mean(errors) < mean, errors
 
 
-def test_the_server_runs_in_this_mode_and_no_other(way, references):
+def test_the_server_does_not_run_in_another_mode(way, references):
     model, mode, _, _, reference, asked = way
     if model == "gpt_oss":
-        pytest.skip("gpt-oss runs in one mode below 256 tokens")
+        pytest.skip("gpt-oss has one mode below 256 tokens")
     own = statistics.mean(logprob_errors(reference, asked))
     for other in MODES:
-        if other != mode:
-            error = statistics.mean(logprob_errors(references(model, other)[0], asked))
-            assert error > own, (other, error, own)
+        # A16W4 and A8W4 are too close for a whole model; test_releases.py tells them apart by layer.
+        if other != mode and "A4W4" in (mode, other):
+            error = statistics.mean(logprob_errors(references(model, other), asked))
+            assert error > 1.2 * own, (other, error, own)
 
 
 def test_every_rank_has_checked_its_patches(way):
@@ -126,11 +131,12 @@ def test_every_rank_has_checked_its_patches(way):
     ],
 )
 def test_a_broken_server_does_not_agree(checkpoints, references, tmp_path, control, mode, more):
-    reference, prompts = references("kimi", mode)
+    reference = references("kimi", mode)
+    prompts = clear_prompts(reference, 3, STEPS)
     env = environment(controls=True, CARRIER_CONTROL=control, **MODES[mode], **more)
     with serving(checkpoints["kimi"], tmp_path / "server.log", env=env) as server:
         asked = [(prompt, ask(server, prompt, STEPS)) for prompt in prompts]
-    assert statistics.mean(logprob_errors(reference, asked)) > 0.3
+    assert statistics.mean(logprob_errors(reference, asked)) > 0.4
     same = [a.tokens == reference.generate(p, STEPS).tokens for p, a in asked]
     assert not any(same)
 
