@@ -59,6 +59,7 @@ def environment(
     *,
     release: str | None = None,
     controls: bool = False,
+    ranks: int = 1,
     base: Mapping[str, str] | None = None,
     **variables: str | None,
 ) -> dict[str, str]:
@@ -67,6 +68,7 @@ def environment(
     Args:
         release: directories of another SGLang release, joined by ``os.pathsep``; searched first.
         controls: make the second plugin of ``testing/controls.py`` visible.
+        ranks: tensor-parallel size; from 2 on SGLang wants to be told the cores of each rank.
         base: environment to start from; this process's if None.
         variables: set on top; None removes one.
     """
@@ -87,6 +89,10 @@ def environment(
         "PYTHONWARNINGS": "ignore",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if ranks > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        bound = [str(cores[rank % len(cores)]) for rank in range(ranks)]
+        env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(bound)
     for name, value in variables.items():
         if value is None:
             env.pop(name, None)

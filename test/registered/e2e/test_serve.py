@@ -70,7 +70,7 @@ def way(request, checkpoints, references, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / f"{model}-{mode}-tp{tp}.log"
     flags = MODES[mode] if model == "kimi" else {}
     with serving(
-        checkpoints[model], log, f"--tensor-parallel-size={tp}", env=environment(**flags)
+        checkpoints[model], log, f"--tensor-parallel-size={tp}", env=environment(ranks=tp, **flags)
     ) as server:
         answers = [ask(server, prompt, STEPS) for prompt in prompts]
         yield model, mode, tp, server, reference, list(zip(prompts, answers, strict=True))
