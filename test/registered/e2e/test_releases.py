@@ -198,8 +198,14 @@ def test_every_patch_is_in_force_or_says_why_not(report, release):
         expected |= {"published output of FlashInfer's MXFP4 runner"}
     else:
         expected |= {"published output of FlashInfer's MXFP4 kernel"}
+    # Weight updates in sessions, and distributed ones in two steps, came with 0.5.21.
+    updates = "MXFP4 weights in"
     if release < "0.5.21":
-        expected |= {"correction bias after end_weight_update"}
+        expected |= {"correction bias after end_weight_update", "raw form before a weight update"}
+        expected |= {f"{updates} begin_weight_update", f"{updates} end_weight_update"}
+        expected |= {f"{updates} load_weights_from_distributed"}
+    else:
+        expected |= {f"{updates} update_weights_from_distributed"}
     if release >= "0.5.22":
         expected |= {"output buffer of a call"}
     assert not_needed == expected
