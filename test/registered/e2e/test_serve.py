@@ -76,6 +76,52 @@ def way(request, checkpoints, references, tmp_path_factory):
         yield model, mode, tp, server, reference, list(zip(prompts, answers, strict=True))
 
 
+# Controls: what is broken on purpose is noticed. Before the servers below, of which one always stays up and
+# spins on a core until the next takes its place.
+
+
+@pytest.mark.parametrize(
+    "control, mode, more",
+    [
+        pytest.param("released", "A16W4", {"SGLANG_AITER_MOE_ENABLE": "0"}, id="plugin-off"),
+        pytest.param("wrong_layout", "A8W4", {}, id="wrong-layout"),
+    ],
+)
+def test_a_broken_server_does_not_agree(checkpoints, references, tmp_path, control, mode, more):
+    reference = references("kimi", mode)
+    prompts = clear_prompts(reference, 3, STEPS)
+    env = environment(controls=True, CARRIER_CONTROL=control, **MODES[mode], **more)
+    with serving(checkpoints["kimi"], tmp_path / "server.log", env=env) as server:
+        asked = [(prompt, ask(server, prompt, STEPS)) for prompt in prompts]
+    assert statistics.mean(logprob_errors(reference, asked)) > 0.4
+    same = [a.tokens == reference.generate(p, STEPS).tokens for p, a in asked]
+    assert not any(same)
+
+
+@pytest.mark.parametrize(
+    "control, named",
+    [
+        ("wrong_target", ["w13 layout selector", "_renamed", "does not exist"]),
+        ("undone", ["correction bias in the wider dtype", "select_experts", "replaced"]),
+    ],
+)
+def test_a_patch_that_is_not_in_force_stops_the_server(checkpoints, tmp_path, control, named):
+    env = environment(controls=True, CARRIER_CONTROL=control)
+    server = start(checkpoints["kimi"], tmp_path / "server.log", env=env)
+    try:
+        with pytest.raises(ServerDied):
+            wait_until_healthy(server)
+    finally:
+        stop(server)
+    text = server.log_text()
+    message = next(line for line in text.splitlines() if "PatchError:" in line)
+    for words in (*named, "sglang-aiter-moe doctor", "SGLANG_AITER_MOE_ENABLE=0"):
+        assert words in message
+
+
+# What is in force agrees.
+
+
 def test_greedy_tokens_are_the_references(way):
     _, _, _, _, reference, asked = way
     for prompt, answer in asked:
@@ -118,48 +164,6 @@ def test_every_rank_has_checked_its_patches(way):
     assert all("in force" in line and "refused" not in line for line in lines)
     if tp == 2:
         assert {line.split("]")[0].split()[-1] for line in lines} == {"TP0", "TP1"}
-
-
-# --- controls: what is broken on purpose is noticed ----------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "control, mode, more",
-    [
-        pytest.param("released", "A16W4", {"SGLANG_AITER_MOE_ENABLE": "0"}, id="plugin-off"),
-        pytest.param("wrong_layout", "A8W4", {}, id="wrong-layout"),
-    ],
-)
-def test_a_broken_server_does_not_agree(checkpoints, references, tmp_path, control, mode, more):
-    reference = references("kimi", mode)
-    prompts = clear_prompts(reference, 3, STEPS)
-    env = environment(controls=True, CARRIER_CONTROL=control, **MODES[mode], **more)
-    with serving(checkpoints["kimi"], tmp_path / "server.log", env=env) as server:
-        asked = [(prompt, ask(server, prompt, STEPS)) for prompt in prompts]
-    assert statistics.mean(logprob_errors(reference, asked)) > 0.4
-    same = [a.tokens == reference.generate(p, STEPS).tokens for p, a in asked]
-    assert not any(same)
-
-
-@pytest.mark.parametrize(
-    "control, named",
-    [
-        ("wrong_target", ["w13 layout selector", "_renamed", "does not exist"]),
-        ("undone", ["correction bias in the wider dtype", "select_experts", "replaced"]),
-    ],
-)
-def test_a_patch_that_is_not_in_force_stops_the_server(checkpoints, tmp_path, control, named):
-    env = environment(controls=True, CARRIER_CONTROL=control)
-    server = start(checkpoints["kimi"], tmp_path / "server.log", env=env)
-    try:
-        with pytest.raises(ServerDied):
-            wait_until_healthy(server)
-    finally:
-        stop(server)
-    text = server.log_text()
-    message = next(line for line in text.splitlines() if "PatchError:" in line)
-    for words in (*named, "sglang-aiter-moe doctor", "SGLANG_AITER_MOE_ENABLE=0"):
-        assert words in message
 
 
 if __name__ == "__main__":
