@@ -25,6 +25,8 @@ CPU_ENGINE = (
     "--disable-overlap-schedule",
     "--disable-radix-cache",
     "--max-total-tokens=512",
+    # An idle scheduler spins on a core otherwise, and two ranks leave none for the rest of the server.
+    "--sleep-on-idle",
 )
 
 

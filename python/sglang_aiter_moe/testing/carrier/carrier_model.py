@@ -11,9 +11,11 @@ Attention has no positional encoding: a reference needs no rotary tables to foll
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable
 
 import torch
+from sglang.srt.distributed import tensor_model_parallel_all_reduce
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
 from sglang.srt.layers.logits_processor import LogitsProcessor
@@ -71,6 +73,14 @@ def _gpt_oss_block(config, layer_id: int, quant_config, prefix: str) -> nn.Modul
 _BLOCKS = {"kimi_k3": _kimi_block, "gpt_oss": _gpt_oss_block}
 
 
+def _returns_partial_sums(block: nn.Module) -> bool:
+    """Whether the sum over ranks is left to the layer: gpt-oss's block does so in releases that have
+    ``layer_boundary``; before, it reduces itself, as Kimi-K3's always does."""
+    module = sys.modules[type(block).__module__]
+    is_gpt_oss = module.__name__.endswith(".gpt_oss")
+    return is_gpt_oss and not hasattr(module, "tensor_model_parallel_all_reduce")
+
+
 class CarrierLayer(nn.Module):
     def __init__(self, config, layer_id: int, quant_config, prefix: str) -> None:
         super().__init__()
@@ -80,13 +90,17 @@ class CarrierLayer(nn.Module):
         self.mlp = _BLOCKS[config.carrier_block](config, layer_id, quant_config, f"{prefix}.mlp")
         # SGLang 0.5.22 dropped the argument from KimiK3MoE.forward.
         self.mlp_takes_batch = "forward_batch" in inspect.signature(self.mlp.forward).parameters
+        self.mlp_is_partial = get_parallel().tp_size > 1 and _returns_partial_sums(self.mlp)
 
     def forward(self, hidden_states: torch.Tensor, forward_batch) -> torch.Tensor:
         attended = self.self_attn(self.input_layernorm(hidden_states), forward_batch)
         hidden_states = hidden_states + attended
         normed = self.post_attention_layernorm(hidden_states)
         extra = {"forward_batch": forward_batch} if self.mlp_takes_batch else {}
-        return hidden_states + self.mlp(normed, **extra)
+        output = self.mlp(normed, **extra)
+        if self.mlp_is_partial:
+            output = tensor_model_parallel_all_reduce(output)
+        return hidden_states + output
 
 
 class CarrierModel(nn.Module):
