@@ -22,11 +22,11 @@ from sglang_aiter_moe.patches.install import install, uninstall, verify
 from sglang_aiter_moe.patches.model import Patch, State, Status
 from sglang_aiter_moe.patches.table import GUARD, PATCHES
 from sglang_aiter_moe.patches.when_imported import forget_all, when_imported
+from sglang_aiter_moe.srt.switch import ENABLE, enabled
 
 logger = logging.getLogger(__name__)
 
 TESTED = (Version("0.5.17"), Version("0.5.23"))
-ENABLE = "SGLANG_AITER_MOE_ENABLE"
 BACKEND = "SGLANG_AITER_MOE_BACKEND"
 ALLOW_UNTESTED = "SGLANG_AITER_MOE_ALLOW_UNTESTED"
 A16W4_KERNEL = "SGLANG_AITER_MOE_A16W4_KERNEL"
@@ -82,11 +82,6 @@ def _apply(state: State) -> None:
             False  # should the importer swallow the error, the next MoE layer raises it again
         )
         self_check()
-
-
-def enabled(env: Mapping[str, str] | None = None) -> bool:
-    """Whether the kill switch SGLANG_AITER_MOE_ENABLE is not ``0``."""
-    return (os.environ if env is None else env).get(ENABLE, "1") != "0"
 
 
 def resolve_backend(env: Mapping[str, str] | None = None) -> tuple[str, str]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from sglang_aiter_moe.srt.layers import zero_copy_context
 from sglang_aiter_moe.srt.layers.moe import topk as bias_policy
 from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter as runner
+from sglang_aiter_moe.srt.layers.quantization import mxfp4_method
+from sglang_aiter_moe.srt.model_executor.model_runner_components import weight_updater
 
 
 def quant_info_with_plan(original: type) -> type:
@@ -39,6 +40,30 @@ def _named_like(original: type, cls: type) -> type:
     return cls
 
 
+def create_weights(original: Any, method: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+    """``Mxfp4MoEMethod.create_weights``: ours for layers that run through AITER."""
+    ours = mxfp4_method.takes_aiter_path(method)
+    (mxfp4_method.create_weights if ours else original)(method, layer, *args, **kwargs)
+
+
+def create_moe_runner(original: Any, method: Any, layer: Any, moe_runner_config: Any) -> None:
+    """``Mxfp4MoEMethod.create_moe_runner``: ours for planned layers."""
+    ours = mxfp4_method.is_planned(layer)
+    (mxfp4_method.create_moe_runner if ours else original)(method, layer, moe_runner_config)
+
+
+def process_weights_after_loading(original: Any, method: Any, layer: Any) -> None:
+    """``Mxfp4MoEMethod.process_weights_after_loading``: ours for planned layers."""
+    ours = mxfp4_method.is_planned(layer)
+    (mxfp4_method.process_weights_after_loading if ours else original)(method, layer)
+
+
+def apply(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
+    """``Mxfp4MoEMethod.apply``: ours for planned layers."""
+    ours = mxfp4_method.is_planned(layer)
+    return (mxfp4_method.apply if ours else original)(method, layer, dispatch_output)
+
+
 def run(
     original: Any,
     core: Any,
@@ -51,16 +76,13 @@ def run(
 
     The published output buffer is returned in both cases.
     """
-    plan = getattr(quant_info, "plan", None)
-    if plan is not None or getattr(quant_info, "gate_mode", "separated") != "separated":
+    if runner.is_stated(quant_info):
         output_class, extras = _of_this_release()
         return output_class(
             runner.compute(core.config, runner_input, quant_info, running_state, extras=extras)
         )
     output = original(core, runner_input, quant_info, running_state, hooks)
-    if not zero_copy_context.is_published():
-        return output
-    return _delivered(output, runner_input)
+    return runner.delivered(output, runner_input)
 
 
 @functools.cache
@@ -71,17 +93,6 @@ def _of_this_release() -> tuple[type, dict[str, Any]]:
     policy = getattr(aiter, "_MOE_SORTING_DISPATCH_POLICY", None)
     extras = {} if policy is None else {"moe_sorting_dispatch_policy": policy}
     return aiter.AiterRunnerOutput, extras
-
-
-def _delivered(output: Any, runner_input: Any) -> Any:
-    result = output.hidden_states
-    if getattr(runner_input, "output", None) is not None or not isinstance(result, torch.Tensor):
-        return output
-    buffer = zero_copy_context.get_moe_output_spec(result.shape, result.dtype, result.device)
-    if buffer is None or buffer is result:
-        return output
-    output.hidden_states = zero_copy_context.deliver(result, buffer)
-    return output
 
 
 def select_experts(
@@ -101,37 +112,10 @@ def select_experts(
     return original(hidden_states, router_logits, topk_config, **kwargs)
 
 
-def refresh_biases_after(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """After weights were updated: what captured graphs read follows the parameters."""
-    result = original(*args, **kwargs)
-    bias_policy.refresh_correction_biases()
-    return result
-
-
-def flashinfer_apply(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
-    """``Mxfp4MoEMethod.apply`` up to 0.5.19: FlashInfer writes the published buffer, which is returned."""
-    published = _published_for(dispatch_output) if method.use_flashinfer else None
-    return _with_published(original(method, layer, dispatch_output), published)
-
-
-def flashinfer_runner(original: Any, dispatch_output: Any, quant_info: Any, config: Any) -> Any:
-    """FlashInfer's MXFP4 runner from 0.5.20: the published buffer, which it writes, is returned."""
-    published = _published_for(dispatch_output)
-    return _with_published(original(dispatch_output, quant_info, config), published)
-
-
-def _published_for(dispatch_output: Any) -> torch.Tensor | None:
-    hidden_states = dispatch_output.hidden_states
-    shape = (hidden_states.shape[0], hidden_states.shape[-1])
-    return zero_copy_context.get_moe_output_spec(shape, torch.bfloat16, hidden_states.device)
-
-
-def _with_published(combine_input: Any, published: torch.Tensor | None) -> Any:
-    result = combine_input.hidden_states
-    # A deferred finalize returns no tensor: nothing has been written yet.
-    if published is None or result is published or not isinstance(result, torch.Tensor):
-        return combine_input
-    return combine_input._replace(hidden_states=published)
+def restore_before_loading(original: Any, model: torch.nn.Module, target_device: Any) -> None:
+    """``DefaultModelLoader.restore_weights_before_loading``, and then the layers that are laid out."""
+    original(model, target_device)
+    weight_updater.restore_raw_in(model)
 
 
 def switched_on(original: Any) -> bool:

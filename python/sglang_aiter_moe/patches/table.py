@@ -13,9 +13,10 @@ _OURS = "sglang_aiter_moe"
 _MXFP4 = "sglang.srt.layers.quantization.mxfp4"
 _RUNNER = "sglang.srt.layers.moe.moe_runner.aiter"
 _TOPK = "sglang.srt.layers.moe.topk"
-_METHOD = f"{_OURS}.srt.layers.quantization.mxfp4_method"
 _GLUE = f"{_OURS}.patches.glue"
-_UPDATES = f"{_OURS}.patches.weight_updates"
+_BIAS = f"{_OURS}.srt.layers.moe.topk"
+_FLASHINFER = f"{_OURS}.srt.layers.moe.moe_runner.flashinfer_trtllm"
+_UPDATES = f"{_OURS}.srt.model_executor.model_runner_components.weight_updater"
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater"
 _EVERYWHERE = frozenset({"aiter", "portable", "inert"})
 
@@ -47,20 +48,20 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="MXFP4 plan and sizes",
         target=f"{_MXFP4}:Mxfp4MoEMethod.create_weights",
-        function=f"{_METHOD}:create_weights",
+        function=f"{_GLUE}:create_weights",
         why="what AITER refuses shows at the first request instead of at load; pads are not what its "
         "kernels take",
     ),
     Patch(
         name="MXFP4 weight layout",
         target=f"{_MXFP4}:Mxfp4MoEMethod.process_weights_after_loading",
-        function=f"{_METHOD}:process_weights_after_loading",
+        function=f"{_GLUE}:process_weights_after_loading",
         why="layout and gate_mode are decided apart from each other",
     ),
     Patch(
         name="raw form before a weight update",
         target="sglang.srt.model_loader.loader:DefaultModelLoader.restore_weights_before_loading",
-        function=f"{_UPDATES}:restore_before_loading",
+        function=f"{_GLUE}:restore_before_loading",
         since="0.5.21",
         when_used=True,
         why="loaders write raw bytes into packed parameters",
@@ -95,13 +96,13 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="MXFP4 activation",
         target=f"{_MXFP4}:Mxfp4MoEMethod.create_moe_runner",
-        function=f"{_METHOD}:create_moe_runner",
+        function=f"{_GLUE}:create_moe_runner",
         why="a checkpoint with plain SiLU runs as SwiGLU-OAI",
     ),
     Patch(
         name="MXFP4 call",
         target=f"{_MXFP4}:Mxfp4MoEMethod.apply",
-        function=f"{_METHOD}:apply",
+        function=f"{_GLUE}:apply",
         why="the call does not carry the layer's plan",
     ),
     Patch(
@@ -136,7 +137,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="correction bias cache",
         target=f"{_TOPK}:TopKConfig.correction_bias_for_dtype",
-        function=f"{_OURS}.srt.layers.moe.topk:correction_bias_for_dtype",
+        function=f"{_BIAS}:correction_bias_for_dtype",
         how=How.REPLACE,
         since="0.5.20",
         why="the cached bias stays old after a weight update, and moves under captured graphs",
@@ -145,7 +146,7 @@ PATCHES: tuple[Patch, ...] = (
         Patch(
             name=f"correction bias after {target.rpartition('.')[2]}",
             target=_method_target(target),
-            function=f"{_GLUE}:refresh_biases_after",
+            function=f"{_BIAS}:refresh_biases_after",
             since=since,
             when_used=True,
             why="graphs captured before a weight update replay the old bias",
@@ -155,7 +156,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="published output of FlashInfer's MXFP4 kernel",
         target=f"{_MXFP4}:Mxfp4MoEMethod.apply",
-        function=f"{_GLUE}:flashinfer_apply",
+        function=f"{_FLASHINFER}:apply",
         backends=frozenset({"inert", "portable"}),
         until="0.5.19",
         upstream="the kernel moved to moe_runner/flashinfer_trtllm.py",
@@ -165,7 +166,7 @@ PATCHES: tuple[Patch, ...] = (
         name="published output of FlashInfer's MXFP4 runner",
         target="sglang.srt.layers.moe.moe_runner.flashinfer_trtllm"
         ":_fused_experts_flashinfer_mxfp4_sm100_trtllm_gen",
-        function=f"{_GLUE}:flashinfer_runner",
+        function=f"{_FLASHINFER}:fused_experts",
         backends=frozenset({"inert", "portable"}),
         since="0.5.20",
         when_used=True,

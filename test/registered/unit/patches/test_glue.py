@@ -10,6 +10,7 @@ import torch
 
 from sglang_aiter_moe.patches import glue
 from sglang_aiter_moe.srt.layers import zero_copy_context
+from sglang_aiter_moe.srt.layers.moe.moe_runner import flashinfer_trtllm
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="base-a-test-cpu")
@@ -40,30 +41,35 @@ def runner_of(result):
 
 def test_flashinfers_runner_returns_the_published_buffer_unchanged(buffer):
     # The kernel has written the buffer through its output argument; what it returns is another tensor.
-    found = glue.flashinfer_runner(runner_of(OTHER), X, None, None)
+    found = flashinfer_trtllm.fused_experts(runner_of(OTHER), X, None, None)
     assert found.hidden_states is buffer
     assert (buffer == 5).all()
 
 
 def test_without_publication_the_result_is_handed_through():
-    assert glue.flashinfer_runner(runner_of(OTHER), X, None, None).hidden_states is OTHER
+    assert flashinfer_trtllm.fused_experts(runner_of(OTHER), X, None, None).hidden_states is OTHER
 
 
 @pytest.mark.parametrize("shape, dtype", [((4, 8), torch.bfloat16), ((3, 8), torch.float32)])
 def test_a_buffer_that_does_not_fit_is_left_alone(shape, dtype):
     with zero_copy_context.set_moe_output(torch.zeros(shape, dtype=dtype)):
-        assert glue.flashinfer_runner(runner_of(OTHER), X, None, None).hidden_states is OTHER
+        assert (
+            flashinfer_trtllm.fused_experts(runner_of(OTHER), X, None, None).hidden_states is OTHER
+        )
 
 
 def test_a_deferred_finalize_is_handed_through(buffer):
     deferred = object()
-    assert glue.flashinfer_runner(runner_of(deferred), X, None, None).hidden_states is deferred
+    assert (
+        flashinfer_trtllm.fused_experts(runner_of(deferred), X, None, None).hidden_states
+        is deferred
+    )
 
 
 @pytest.mark.parametrize("uses_flashinfer", [True, False])
 def test_mxfp4_apply_before_0_5_20(buffer, uses_flashinfer):
     method = SimpleNamespace(use_flashinfer=uses_flashinfer)
-    found = glue.flashinfer_apply(lambda *args: CombineInput(OTHER), method, None, X)
+    found = flashinfer_trtllm.apply(lambda *args: CombineInput(OTHER), method, None, X)
     assert (found.hidden_states is buffer) == uses_flashinfer
 
 
@@ -81,6 +87,26 @@ def test_select_experts_widens_the_logits_and_passes_the_rest_on():
     assert glue.select_experts(original, None, logits, config, layer_id=3) == "result"
     assert seen == {"layer_id": 3, "dtype": torch.float32}
     assert glue.select_experts(original, None, router_logits=logits, topk_config=config) == "result"
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("create_weights", (8, 256, 128, torch.bfloat16)),
+        ("create_moe_runner", ("config",)),
+        ("process_weights_after_loading", ()),
+        ("apply", ("dispatch output",)),
+    ],
+)
+def test_layers_that_are_not_ours_stay_with_sglangs_method(monkeypatch, name, arguments, ours):
+    called = []
+    method = glue.mxfp4_method
+    monkeypatch.setattr(method, "takes_aiter_path", lambda _: ours)
+    monkeypatch.setattr(method, "is_planned", lambda _: ours)
+    monkeypatch.setattr(method, name, lambda *given: called.append(("ours", *given)))
+    getattr(glue, name)(lambda *given: called.append(("SGLang's", *given)), 1, 2, *arguments)
+    assert called == [("ours" if ours else "SGLang's", 1, 2, *arguments)]
 
 
 def test_the_dataclasses_keep_name_base_and_order_of_fields():
@@ -104,7 +130,7 @@ def test_biases_are_refreshed_after_an_update(monkeypatch):
         glue.bias_policy, "refresh_correction_biases", lambda: order.append("refresh")
     )
     update = lambda *args, **kwargs: order.append((args, kwargs)) or "done"  # noqa: E731
-    assert glue.refresh_biases_after(update, 1, two=2) == "done"
+    assert glue.bias_policy.refresh_biases_after(update, 1, two=2) == "done"
     assert order == [((1,), {"two": 2}), "refresh"]
 
 

@@ -214,6 +214,13 @@ def refresh_correction_biases() -> int:
     return refreshed
 
 
+def refresh_biases_after(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around each of :data:`UPDATE_ENTRY_POINTS`: what captured graphs read follows the parameters."""
+    result = original(*args, **kwargs)
+    refresh_correction_biases()
+    return result
+
+
 @dataclass
 class TopKConfig:
     """The part of SGLang's TopKConfig that concerns the correction bias (for use without SGLang)."""

@@ -1,7 +1,8 @@
 """``Mxfp4MoEMethod`` of SGLang on the AITER path: sizes, weights and calls as the layer's plan says.
 
-The four methods that SGLang calls, in the order in which it calls them. Each takes SGLang's own method
-first (``original``) and hands over to it for every layer that does not run through AITER.
+The four methods that SGLang calls, in the order in which it calls them. The first is for the layers of
+which :func:`takes_aiter_path` is true, the others for those that it has planned (:func:`is_planned`);
+SGLang's own methods serve all the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sglang_aiter_moe.contract.plan import MoePlan, plan_moe
 from sglang_aiter_moe.contract.spec import BLOCK, MoeSpec, Target
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.activations import Activation
-from sglang_aiter_moe.portable.registry import current, is_portable
+from sglang_aiter_moe.srt import switch
+from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter_api
 from sglang_aiter_moe.srt.layers.quantization.mxfp4 import (
     mark_prepared,
     moe_quant_info,
@@ -55,7 +57,7 @@ def takes_aiter_path(method: Any) -> bool:
         return False
     if getattr(method, "use_mega_moe", False):
         return False
-    return is_portable(sys.modules.get("aiter")) or bool(mxfp4._use_aiter)
+    return switch.acts(mxfp4._use_aiter)
 
 
 def target() -> Target:
@@ -64,11 +66,12 @@ def target() -> Target:
     import sglang
 
     capabilities = Capabilities.from_modules(sys.modules)
-    if is_portable(sys.modules["aiter"]):
-        arch = current().machine.arch
-    else:
-        arch = torch.cuda.get_device_properties(torch.cuda.current_device()).gcnArchName
-    return Target.current(arch, capabilities, sglang=sglang.__version__)
+    return Target.current(aiter_api.architecture(), capabilities, sglang=sglang.__version__)
+
+
+def is_planned(layer: Any) -> bool:
+    """Whether :func:`create_weights` has planned this layer."""
+    return getattr(layer, PLANNED, None) is not None
 
 
 def activation_of(config: Any) -> Activation:
@@ -121,7 +124,6 @@ def spec_of(layer: Any, hidden_size: int, intermediate_size: int, with_bias: boo
 
 
 def create_weights(
-    original: Any,
     method: Any,
     layer: Any,
     num_experts: int,
@@ -140,17 +142,6 @@ def create_weights(
         ContractError: AITER would refuse, crash on, or compute this layer wrong. At load, not at the
             first request.
     """
-    if not takes_aiter_path(method):
-        return original(
-            method,
-            layer,
-            num_experts,
-            hidden_size,
-            intermediate_size_per_partition,
-            params_dtype,
-            with_bias=with_bias,
-            **attributes,
-        )
     # gpt-oss's loader shards whole MX blocks: 2880 on 4 ranks is 736 columns, not 720.
     columns = -(-intermediate_size_per_partition // BLOCK) * BLOCK
     plan = plan_moe(spec_of(layer, hidden_size, columns, with_bias), target())
@@ -161,7 +152,6 @@ def create_weights(
     method.intermediate_size_per_partition = plan.padded_intermediate_size
     method.intermediate_pad = plan.intermediate_pad
     _allocate(layer, plan, with_bias, attributes)
-    return None
 
 
 def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, Any]) -> None:
@@ -198,23 +188,18 @@ def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, 
             parameter.quant_method = "group"
 
 
-def create_moe_runner(original: Any, method: Any, layer: Any, moe_runner_config: Any) -> None:
+def create_moe_runner(method: Any, layer: Any, moe_runner_config: Any) -> None:
     """The AITER runner, with the activation that the checkpoint states (SGLang makes it ``swiglu``)."""
-    if getattr(layer, PLANNED, None) is None:
-        return original(method, layer, moe_runner_config)
     from sglang.srt.layers.moe import MoeRunner
     from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
     method.moe_runner_config = moe_runner_config
     method.runner = MoeRunner(MoeRunnerBackend.AITER, moe_runner_config)
-    return None
 
 
-def process_weights_after_loading(original: Any, method: Any, layer: Any) -> None:
+def process_weights_after_loading(method: Any, layer: Any) -> None:
     """Brings the loaded tensors into the plan's layout."""
-    plan = getattr(layer, PLANNED, None)
-    if plan is None:
-        return original(method, layer)
+    plan = getattr(layer, PLANNED)
     from sglang.srt.layers.moe.utils import get_moe_a2a_backend
 
     if get_moe_a2a_backend().is_mori() and hasattr(layer.dispatcher, "set_quant_config"):
@@ -225,16 +210,13 @@ def process_weights_after_loading(original: Any, method: Any, layer: Any) -> Non
         stored.check_filled(plan, {name: getattr(layer, name).data for name in forms})
         mark_prepared(layer, plan)
         setattr(layer, WEIGHTS, LayerWeights(layer, plan, forms))
-        return None
+        return
     prepare_weights(layer, plan)
-    return None
 
 
-def apply(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
+def apply(method: Any, layer: Any, dispatch_output: Any) -> Any:
     """One forward call. Serves standard and DeepEP dispatch alike: only ``hidden_states`` is read here."""
-    plan = getattr(layer, PLANNED, None)
-    if plan is None:
-        return original(method, layer, dispatch_output)
+    plan = getattr(layer, PLANNED)
     hidden_states = pad_hidden_states(dispatch_output.hidden_states, plan)
     quant_info = moe_quant_info(layer, layer.dispatcher.expert_mask_gpu)
     return method.runner.run(dispatch_output._replace(hidden_states=hidden_states), quant_info)

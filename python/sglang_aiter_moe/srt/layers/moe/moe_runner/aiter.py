@@ -34,6 +34,8 @@ __all__ = [
     "AiterRunnerInput",
     "AiterRunnerOutput",
     "compute",
+    "delivered",
+    "is_stated",
     "resolve_gate_mode",
 ]
 
@@ -261,6 +263,26 @@ def compute(
     except IndexError as error:
         raise expert_ids.out_of_range(topk_ids, quant_info) from error
     return result if buffer is None else zero_copy_context.deliver(result, buffer)
+
+
+def is_stated(quant_info: Any) -> bool:
+    """Whether somebody says what a layer's bytes are, by a plan or a ``gate_mode``: then :func:`compute` calls."""
+    if getattr(quant_info, "plan", None) is not None:
+        return True
+    return getattr(quant_info, "gate_mode", "separated") != "separated"
+
+
+def delivered(output: Any, runner_input: Any) -> Any:
+    """What SGLang's own call of ``fused_moe`` returned, in the published buffer if there is one that fits."""
+    result = output.hidden_states
+    if not zero_copy_context.is_published() or not isinstance(result, torch.Tensor):
+        return output
+    if getattr(runner_input, "output", None) is not None:
+        return output
+    buffer = zero_copy_context.get_moe_output_spec(result.shape, result.dtype, result.device)
+    if buffer is not None and buffer is not result:
+        output.hidden_states = zero_copy_context.deliver(result, buffer)
+    return output
 
 
 def is_traced_or_captured(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,8 @@ import torch
 from sglang_aiter_moe.errors import ContractError
 
 _FUSED_MOE = "aiter.fused_moe"
+#: What the modules of the portable AITER name as their origin. It is no part of the patch set.
+STAND_IN = "sglang_aiter_moe.portable"
 
 # Activation names -> aiter.ActivationType members; "situ" is SGLang's name, "situv2" a plan's.
 ACTIVATION_TYPES = {
@@ -89,6 +91,19 @@ def refresh(activation: str | None = None, quant_type: str | None = None) -> boo
 def current() -> AiterApi:
     """AITER as the last :func:`refresh` found it."""
     return _api
+
+
+def is_stand_in() -> bool:
+    """Whether the portable AITER is registered as ``aiter``."""
+    spec = getattr(sys.modules.get("aiter"), "__spec__", None)
+    return getattr(spec, "origin", None) == STAND_IN
+
+
+def architecture() -> str:
+    """What AITER builds its kernels for: the GPU's architecture, or the one that a stand-in pretends."""
+    if is_stand_in():
+        return sys.modules["aiter.jit.utils.chip_info"].get_gfx()
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).gcnArchName
 
 
 def _import(name: str) -> Any:

@@ -42,11 +42,10 @@ class _Unsuccessful(Exception):
         self.result = result
 
 
-def restore_before_loading(original: Any, model: torch.nn.Module, target_device: Any) -> None:
-    """After SGLang's own: every layer that is laid out gets its raw form."""
+def restore_raw_in(model: torch.nn.Module) -> None:
+    """After SGLang's own ``restore_weights_before_loading``: every layer that is laid out gets its raw form."""
     from sglang.srt.model_loader import loader
 
-    original(model, target_device)
     if loader.QuantizedRLModelLoader.is_reload_scenario(model):
         return
     for module in model.modules():

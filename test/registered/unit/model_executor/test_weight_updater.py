@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from sglang_aiter_moe.checkpoint.offline import pack_checkpoint
-from sglang_aiter_moe.patches import weight_updates
 from sglang_aiter_moe.srt.layers.quantization import mxfp4, mxfp4_reload
+from sglang_aiter_moe.srt.model_executor.model_runner_components import weight_updater
 from sglang_aiter_moe.testing import plans
 from sglang_aiter_moe.testing.expert_files import PREFIX, expert_tensors
 from sglang_aiter_moe.testing.loaded_layers import (
@@ -74,7 +74,7 @@ def sent(seed=2, kind="compressed_tensors"):
 )
 def test_unknown_experts_and_names_are_refused_before_the_first_write(updater, name):
     tensors = [*sent(), (name, sent()[0][1])]
-    success, message = weight_updates.from_tensor(never, updater, tensors)
+    success, message = weight_updater.from_tensor(never, updater, tensors)
     assert not success and name in message and updater.unchanged
 
 
@@ -84,19 +84,19 @@ def test_shared_experts_and_layers_that_are_elsewhere_are_left_alone(updater):
         ("model.layers.7.mlp.experts.0.w1.weight_packed", torch.zeros(3)),
     ]
     original = lambda *_: (True, "done")  # noqa: E731
-    assert weight_updates.from_tensor(original, updater, tensors) == (True, "done")
+    assert weight_updater.from_tensor(original, updater, tensors) == (True, "done")
 
 
 def test_a_flattened_bucket_is_checked_by_its_metadata(updater):
     part = SimpleNamespace(name=f"{NAME}.0.w1.weight_packed", shape=(1, 2), dtype=torch.uint8)
-    success, message = weight_updates.from_tensor(
+    success, message = weight_updater.from_tensor(
         never, updater, {"metadata": [part]}, "flattened_bucket"
     )
     assert not success and "(1, 2)" in message
 
 
 def test_distributed_is_checked_before_anything_is_received(updater):
-    success, message = weight_updates.from_distributed(
+    success, message = weight_updater.from_distributed(
         never, updater, [f"{NAME}.0.w2.weight_packed"], ["bfloat16"], [(256, 64)], "group"
     )
     assert not success and "bfloat16" in message
@@ -106,14 +106,14 @@ def test_files_are_checked_by_their_headers(updater, tmp_path):
     tensors = dict(sent())
     tensors[f"{NAME}.3.w2.weight_packed"] = torch.zeros(256, 63, dtype=torch.uint8)
     save_file(tensors, tmp_path / "model.safetensors")
-    success, message = weight_updates.from_disk(never, updater, str(tmp_path))
+    success, message = weight_updater.from_disk(never, updater, str(tmp_path))
     assert not success and "(256, 63)" in message and updater.unchanged
 
 
 def test_a_pre_laid_out_directory_is_no_update(updater, tmp_path):
     save_file(dict(sent()), tmp_path / "model.safetensors")
     pack_checkpoint(tmp_path / "model.safetensors", tmp_path / "out", PLAN)
-    success, message = weight_updates.from_disk(never, updater, str(tmp_path / "out"))
+    success, message = weight_updater.from_disk(never, updater, str(tmp_path / "out"))
     assert not success and "ahead of time" in message
 
 
@@ -126,7 +126,7 @@ def test_direct_writes_reach_the_raw_form(updater):
         return True, "done"
 
     tensors = [(f"{NAME}.{name}", tensor) for name, tensor in new.items()]
-    assert weight_updates.from_tensor(direct, updater, tensors, "direct")[0]
+    assert weight_updater.from_tensor(direct, updater, tensors, "direct")[0]
     assert same(packed_bytes(updater.experts), packed_bytes(loaded_layer(PLAN, new)))
 
 
@@ -138,7 +138,7 @@ def test_a_failure_that_sglang_reports_is_one(updater, monkeypatch, staging):
         load(updater.experts, random_raw(SPEC, 2), [0])
         return False, "connection lost"
 
-    assert weight_updates.from_received(half_way, updater, []) == (False, "connection lost")
+    assert weight_updater.from_received(half_way, updater, []) == (False, "connection lost")
     assert updater.unchanged is (staging == "host")
     state = mxfp4_reload.weights_of(updater.experts)
     assert (state.invalid is None) is (staging == "host")
@@ -146,26 +146,26 @@ def test_a_failure_that_sglang_reports_is_one(updater, monkeypatch, staging):
 
 def test_a_bad_staging_is_told_before_the_update(updater, monkeypatch):
     monkeypatch.setenv(mxfp4_reload.STAGING, "disk")
-    success, message = weight_updates.from_tensor(never, updater, sent())
+    success, message = weight_updater.from_tensor(never, updater, sent())
     assert not success and mxfp4_reload.STAGING in message
 
 
 def test_a_model_without_such_layers_is_left_to_sglang():
     updater = SimpleNamespace(get_model=lambda: torch.nn.Linear(1, 1))
-    assert weight_updates.from_ipc(lambda *_: (True, "x"), updater, None) == (True, "x")
+    assert weight_updater.from_ipc(lambda *_: (True, "x"), updater, None) == (True, "x")
 
 
 def test_a_session_is_opened_and_closed(updater):
     new = random_raw(SPEC, 2)
-    weight_updates.begin_session(lambda _: mxfp4.restore_raw(updater.experts), updater)
+    weight_updater.begin_session(lambda _: mxfp4.restore_raw(updater.experts), updater)
     assert mxfp4_reload.weights_of(updater.experts).opened
 
     def step(*_):
         load(updater.experts, new)
         return True, "done"
 
-    assert weight_updates.from_tensor(step, updater, [])[0]
-    weight_updates.end_session(lambda _: mxfp4.prepare_weights(updater.experts, PLAN), updater)
+    assert weight_updater.from_tensor(step, updater, [])[0]
+    weight_updater.end_session(lambda _: mxfp4.prepare_weights(updater.experts, PLAN), updater)
     assert same(packed_bytes(updater.experts), packed_bytes(loaded_layer(PLAN, new)))
 
 
