@@ -48,6 +48,4 @@ app.command("doctor")(doctor.doctor)
 app.command("env")(env.env)
 app.command("layout")(layout.layout)
 app.command("check-tests")(check_tests.check_tests)
-app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    bench.bench
-)
+app.add_typer(bench.app, name="bench")

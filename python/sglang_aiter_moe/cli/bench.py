@@ -1,15 +1,18 @@
-"""`bench`: runs one of the benchmarks of a checkout; their figures are those of docs/performance.md."""
+"""`bench`: the benchmarks of a checkout, whose figures are those of docs/performance.md, and `bench serving`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
+from sglang_aiter_moe.cli.bench_serving import serving
 from sglang_aiter_moe.cli.output import JsonOption
 from sglang_aiter_moe.errors import ContractError
 
@@ -28,23 +31,49 @@ BENCHMARKS = {
 }
 
 
-def bench(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help=", ".join(BENCHMARKS))],
-    json_target: JsonOption = None,
-) -> None:
-    """Run a benchmark of this checkout; further options are the benchmark's own (`bench kernels -- --help`)."""
-    command = [sys.executable, str(script(name)), *context.args]
-    if json_target != "-":
-        extra = [] if json_target is None else ["--json", json_target]
-        raise typer.Exit(subprocess.run(command + extra, check=False).returncode)
-    # Some scripts print while they run; their figures alone belong on standard output.
-    with tempfile.TemporaryDirectory() as folder:
-        figures = Path(folder) / "figures.json"
-        done = subprocess.run([*command, "--json", str(figures)], check=False, stdout=sys.stderr)
-        if figures.exists():
-            sys.stdout.write(figures.read_text(encoding="utf-8"))
-    raise typer.Exit(done.returncode)
+class BenchGroup(TyperGroup):
+    """Refuses an unknown benchmark with the known ones."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is None:
+            script(cmd_name)
+        return command
+
+
+app = typer.Typer(cls=BenchGroup, no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Run a benchmark: of this checkout, or of a server (`bench serving`)."""
+
+
+def _runner(name: str, what: str) -> Callable[..., None]:
+    def run(context: typer.Context, json_target: JsonOption = None) -> None:
+        command = [sys.executable, str(script(name)), *context.args]
+        if json_target != "-":
+            extra = [] if json_target is None else ["--json", json_target]
+            raise typer.Exit(subprocess.run(command + extra, check=False).returncode)
+        # Some scripts print while they run; their figures alone belong on standard output.
+        with tempfile.TemporaryDirectory() as folder:
+            figures = Path(folder) / "figures.json"
+            command += ["--json", str(figures)]
+            done = subprocess.run(command, check=False, stdout=sys.stderr)
+            if figures.exists():
+                sys.stdout.write(figures.read_text(encoding="utf-8"))
+        raise typer.Exit(done.returncode)
+
+    run.__doc__ = (
+        f"Measure {what}.\n\nFurther options are the script's own: `bench {name} -- --help`."
+    )
+    return run
+
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+for _name, (_, _what) in BENCHMARKS.items():
+    app.command(_name, context_settings=_PASS_ON)(_runner(_name, _what))
+app.command("serving", context_settings={"allow_extra_args": True})(serving)
 
 
 def script(name: str, root: Path | None = None) -> Path:
@@ -58,9 +87,10 @@ def script(name: str, root: Path | None = None) -> Path:
         ContractError: no such benchmark, or the package was installed without a checkout.
     """
     if name not in BENCHMARKS:
+        known = "; ".join(f"{key} ({what})" for key, (_, what) in BENCHMARKS.items())
         raise ContractError(
             f"benchmark {name!r}",
-            allowed="; ".join(f"{key} ({what})" for key, (_, what) in BENCHMARKS.items()),
+            allowed=f"{known}; serving (a server, with SGLang's own client)",
             fix="name one of these, for instance `sglang-aiter-moe bench kernels`",
         )
     root = Path(__file__).resolve().parents[3] if root is None else root

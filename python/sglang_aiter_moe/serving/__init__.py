@@ -1,0 +1,1 @@
+"""Measuring a server that runs this path: SGLang's own client, two sides, alternated order."""
