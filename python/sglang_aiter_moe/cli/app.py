@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sglang_aiter_moe.cli import bench, check_tests, doctor, env, layout, plan, verify
+from sglang_aiter_moe.cli import bench, check_tests, doctor, env, layout, plan, prebuild, verify
 from sglang_aiter_moe.errors import ContractError
 
 
@@ -45,6 +45,7 @@ def main() -> None:
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
+app.command("prebuild")(prebuild.prebuild)
 app.command("env")(env.env)
 app.command("layout")(layout.layout)
 app.command("check-tests")(check_tests.check_tests)

@@ -55,7 +55,7 @@ class Finding:
 
 def examine(config: str, *, tp: int, ep: int, arch: str | None) -> list[Finding]:
     """All findings, in the order in which they are shown."""
-    gpu = _gpu_arch()
+    gpu = gpu_arch()
     aiter = aiter_package()
     return [
         *_versions(gpu, aiter),
@@ -161,7 +161,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _gpu_arch() -> str | None:
+def gpu_arch() -> str | None:
     if torch.version.hip is None or not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(0).gcnArchName.split(":")[0]

@@ -19,7 +19,7 @@ def bare_machine(monkeypatch):
     for name in environ.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(doctor_checks, "aiter_package", lambda: None)
-    monkeypatch.setattr(doctor_checks, "_gpu_arch", lambda: None)
+    monkeypatch.setattr(doctor_checks, "gpu_arch", lambda: None)
     monkeypatch.setattr(plugin, "installed_release", lambda: None)
 
 

@@ -1,0 +1,1 @@
+"""What an installed AITER has on disk: tuned tables, built kernels, locks. Read without importing it."""

@@ -1,0 +1,1 @@
+"""Building the kernels that a plan dispatches before a server needs them."""
