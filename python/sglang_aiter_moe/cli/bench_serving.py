@@ -87,6 +87,8 @@ def serving(
     if miniature:
         from sglang_aiter_moe.serving import miniature as tiny
 
+        for side in sides.values():
+            tiny.check_side(side)
         model, arguments, env = tiny.write_miniature(folder)
         client_env, load = tiny.client_environment(env), tiny.tiny_load(folder)
     else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from sglang_aiter_moe.cli.finding import Finding
 from sglang_aiter_moe.cli.output import JsonOption, console, write_json
 
 _MARKS = {"ok": "[green][ok]  [/]", "warn": "[yellow][warn][/]", "bad": "[bold red][bad] [/]"}
@@ -22,6 +24,7 @@ def doctor(
     arch: Annotated[
         str | None, typer.Option(help="GPU architecture. Default: this machine's, else gfx950.")
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="A line for each patch.")] = False,
     json_target: JsonOption = None,
 ) -> None:
     """Show versions, variables, the resolved mode, patches and contradictions, each with what to do.
@@ -34,7 +37,7 @@ def doctor(
     findings = doctor_checks.examine(config, tp=tp, ep=ep, arch=arch)
     out = console(json_target)
     section = ""
-    for finding in findings:
+    for finding in findings if full else grouped(findings):
         if finding.section != section:
             section = finding.section
             out.print(f"[bold]{section}[/]")
@@ -47,3 +50,20 @@ def doctor(
     out.print(", ".join(f"{number} {level}" for level, number in count.items()))
     write_json({**count, "findings": [finding.to_json() for finding in findings]}, json_target)
     raise typer.Exit(1 if count["bad"] else 0)
+
+
+def grouped(findings: list[Finding]) -> list[Finding]:
+    """The findings with those of one group in one line, at the place of the first."""
+    members: dict[str, list[str]] = {}
+    for finding in findings:
+        members.setdefault(finding.group, []).append(finding.name)
+    shown = []
+    for finding in findings:
+        names = members[finding.group]
+        if finding.group and len(names) > 1:
+            if finding.name != names[0]:
+                continue
+            text = f"{len(names)} {finding.group}: {', '.join(names)}"
+            finding = replace(finding, text=text)
+        shown.append(finding)
+    return shown

@@ -6,14 +6,15 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sglang_aiter_moe import environ, plugin
+from sglang_aiter_moe.cli.doctor_files import examine_files
 from sglang_aiter_moe.cli.env import describe
+from sglang_aiter_moe.cli.finding import BAD, OK, WARN, Finding
 from sglang_aiter_moe.cli.plan_report import Setting
 from sglang_aiter_moe.contract import modes
 from sglang_aiter_moe.contract.capabilities import FEATURES, NEWEST_RELEASE, Capabilities
@@ -22,47 +23,24 @@ from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.model_config import moe_layers, read_config
 from sglang_aiter_moe.patches.model import Status
 
-OK, WARN, BAD = "ok", "warn", "bad"
-
-# SGLang gives up on a server that is silent for this long; 16 kernel modules took 633 s to build
-# (sglang#34586).
-WATCHDOG_SECONDS = 300
-BUILD_SECONDS_PER_MODULE = 40
 # The wheel name of AITER; PyPI's `aiter` is another project.
 AITER_DISTRIBUTION = "amd-aiter"
 MODE_FLAGS = (modes.SITUV2_A8W4, modes.SITUV2_A4W4, modes.FORCE_A8W4)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the screen.
-
-    Attributes:
-        section: heading.
-        level: "ok", "warn" (missing here, or worth knowing) or "bad" (a contradiction).
-        text: what was found.
-        fix: what to do, if possible the line to type.
-    """
-
-    section: str
-    level: str
-    text: str
-    fix: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def examine(config: str, *, tp: int, ep: int, arch: str | None) -> list[Finding]:
     """All findings, in the order in which they are shown."""
     gpu = gpu_arch()
     aiter = aiter_package()
+    arch = arch or gpu or "gfx950"
+    plan, refusal = _plan(config, tp, ep, arch, aiter)
+    prebuild = f"sglang-aiter-moe prebuild {config} --tp {tp} --ep {ep} --arch {arch}"
     return [
         *_versions(gpu, aiter),
         *_variables(),
-        *_mode(config, tp, ep, arch or gpu or "gfx950", aiter),
+        *_mode(f"{config}, tp {tp}, ep {ep}, on {arch}", plan, refusal),
         *_patches(),
-        *_aiter_files(aiter),
+        *examine_files(aiter, plan, prebuild),
     ]
 
 
@@ -180,6 +158,8 @@ def _variables() -> Iterator[Finding]:
         shown += 1
         reads = ", ".join(f"{name} reads {value}" for name, value in row["reads"].items())
         text = f"{variable.name}={row['value']!r}: {reads or 'nothing reads it'}"
+        if variable.readers:
+            text += f" ({variable.when.rstrip('.')})"
         problem, fix = _problem(variable, row)
         yield Finding(section, problem or OK, text, fix)
     if not shown:
@@ -205,15 +185,21 @@ def _problem(variable: environ.Variable, row: dict[str, Any]) -> tuple[str | Non
 # --- the resolved mode ---------------------------------------------------------------------------
 
 
-def _mode(config: str, tp: int, ep: int, arch: str, aiter: Path | None) -> Iterator[Finding]:
-    section = f"{config}, tp {tp}, ep {ep}, on {arch}"
+def _plan(
+    config: str, tp: int, ep: int, arch: str, aiter: Path | None
+) -> tuple[MoePlan | None, ContractError | None]:
     release = aiter_capabilities(aiter)
     name = release.name.removeprefix("release ") if release.identified else NEWEST_RELEASE
     try:
         layers = moe_layers(read_config(config), tp=tp, ep=ep)
-        plan = Setting(arch, name, os.environ).plan(layers.spec)
+        return Setting(arch, name, os.environ).plan(layers.spec), None
     except ContractError as error:
-        yield Finding(section, BAD, error.what, error.fix)
+        return None, error
+
+
+def _mode(section: str, plan: MoePlan | None, refusal: ContractError | None) -> Iterator[Finding]:
+    if plan is None:
+        yield Finding(section, BAD, refusal.what, refusal.fix)
         return
     yield Finding(section, OK, _resolved(plan))
     for decision in plan.decisions:
@@ -253,42 +239,12 @@ def _patches() -> Iterator[Finding]:
         return
     for state in plugin.inspect_states():
         refused = state.status is Status.REFUSED
-        text = f"{state.patch.name}: {state.status.value}"
-        if state.reason:
-            text += f" ({state.reason})"
-        yield Finding(section, BAD if refused else OK, text)
-
-
-# --- AITER's files -------------------------------------------------------------------------------
-
-
-def _aiter_files(aiter: Path | None) -> Iterator[Finding]:
-    section = "AITER's files"
-    if aiter is None:
-        yield Finding(section, WARN, "AITER is not installed: no kernels and no tuned tables")
-        return
-    built = len(list((aiter / "jit").glob("*.so")))
-    if built:
-        yield Finding(section, OK, f"{built} kernel modules are built")
-    else:
-        modules = WATCHDOG_SECONDS // BUILD_SECONDS_PER_MODULE
-        text = (
-            f"no kernel module is built yet: at about {BUILD_SECONDS_PER_MODULE} s each, more than "
-            f"{modules} at the first request outlast SGLang's watchdog of {WATCHDOG_SECONDS} s"
+        what = f"{state.status.value} ({state.reason})" if state.reason else state.status.value
+        group = state.status.value if state.status is Status.IN_FORCE else what
+        yield Finding(
+            section,
+            BAD if refused else OK,
+            f"{state.patch.name}: {what}",
+            group="" if refused else group,
+            name=state.patch.name,
         )
-        yield Finding(section, WARN, text, "start with --watchdog-timeout 1800 once")
-    locks = sorted((aiter / "jit").rglob("lock*"))
-    if locks:
-        text = (
-            f"{len(locks)} lock files: with no build running, the next one waits for them forever"
-        )
-        yield Finding(section, WARN, text, f"rm {locks[0]}")
-    tables = sorted((aiter / "configs").rglob("*tuned_fmoe.csv"))
-    rows = sum(_rows(table) for table in tables)
-    level = OK if rows else WARN
-    yield Finding(section, level, f"{len(tables)} tuned tables with {rows} rows")
-
-
-def _rows(table: Path) -> int:
-    with table.open(encoding="utf-8") as file:
-        return max(sum(1 for line in file if line.strip()) - 1, 0)

@@ -10,6 +10,9 @@ import os
 import random
 from pathlib import Path
 
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.plugin import ENABLE
+from sglang_aiter_moe.serving.side import Side
 from sglang_aiter_moe.serving.sweep import Load
 from sglang_aiter_moe.testing.checkpoints import write_kimi_checkpoint
 from sglang_aiter_moe.testing.sglang_server import CPU_ENGINE, PACKAGE, environment
@@ -24,6 +27,20 @@ def write_miniature(folder: Path) -> tuple[str, tuple[str, ...], dict[str, str]]
     """Writes the model; returns its path, the server's arguments and environment."""
     model = write_kimi_checkpoint(folder / "model")
     return str(model), CPU_ENGINE, environment()
+
+
+def check_side(side: Side) -> None:
+    """Refuses a side that cannot serve here.
+
+    Raises:
+        ContractError: the patch set is off, and the released MXFP4 path needs a GPU.
+    """
+    if side.env.get(ENABLE) == "0":
+        raise ContractError(
+            f"--{side.name.lower()} plugin=off with --miniature",
+            allowed="two settings of the patch set: without it SGLang serves MXFP4 on a GPU alone",
+            fix="compare for instance --a AITER_SITUV2_A8W4=1 with --b AITER_SITUV2_A4W4=1",
+        )
 
 
 def client_environment(base: dict[str, str]) -> dict[str, str]:

@@ -1,6 +1,9 @@
 """`doctor` runs where nothing is installed, and names each contradiction with the line to type."""
 
 import json
+import os
+import socket
+import subprocess
 import sys
 
 import pytest
@@ -8,6 +11,9 @@ from typer.testing import CliRunner
 
 from sglang_aiter_moe import environ, plugin
 from sglang_aiter_moe.cli import app, doctor_checks
+from sglang_aiter_moe.cli.doctor import grouped
+from sglang_aiter_moe.cli.finding import Finding
+from sglang_aiter_moe.testing import fake_aiter_checkout as fake
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
@@ -92,6 +98,14 @@ def test_what_doctor_says_to_type_is_enough(monkeypatch):
     assert result.exit_code == 0
 
 
+def test_a_variable_that_is_set_shows_who_reads_what_and_when(monkeypatch):
+    monkeypatch.setenv("AITER_SITUV2_A8W4", "1")
+    _, report = run()
+    (line,) = [t for t in texts(report, "ok") if t.startswith("AITER_SITUV2_A8W4=")]
+    assert "'1': SGLang reads True, AITER reads True" in line
+    assert "(SGLang: at weight load. AITER: at every call)" in line
+
+
 def test_a_variable_without_a_reader_is_a_warning(monkeypatch):
     monkeypatch.setenv("SGLANG_K3_FLYDSL_AR_NORM", "1")
     result, report = run()
@@ -114,17 +128,16 @@ def test_a_combination_that_the_plan_refuses_is_bad():
 @pytest.fixture
 def aiter(tmp_path, monkeypatch):
     """A directory that looks like an AITER checkout without any kernel built."""
-    package = tmp_path / "aiter"
-    for directory in ("ops", "jit/build", "configs/model_configs"):
-        (package / directory).mkdir(parents=True)
-    (package / "ops" / "shuffle.py").write_text("")
+    package = fake.write_package(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (package / "__init__.py").write_text("raise RuntimeError('doctor imports AITER')\n")
     monkeypatch.setattr(doctor_checks, "aiter_package", lambda: package)
-    monkeypatch.setattr(doctor_checks, "_version", lambda name: {"amd-aiter": "0.1.19"}.get(name))
+    monkeypatch.setattr(doctor_checks, "_version", lambda name: {"amd-aiter": "0.1.20"}.get(name))
     return package
 
 
 def test_an_old_aiter_is_named_and_its_rules_hold(aiter, monkeypatch):
+    monkeypatch.setattr(doctor_checks, "_version", lambda name: {"amd-aiter": "0.1.19"}.get(name))
     monkeypatch.setenv("AITER_SITUV2_A4W4", "1")
     _, report = run()
     ok = texts(report, "ok")
@@ -132,18 +145,65 @@ def test_an_old_aiter_is_named_and_its_rules_hold(aiter, monkeypatch):
     assert any("mode A16W4" in text and "ignores AITER_SITUV2_A4W4" in text for text in ok)
 
 
-def test_cold_kernels_locks_and_tables_are_shown(aiter):
-    (aiter / "jit" / "build" / "lock_module_moe").write_text("")
-    table = aiter / "configs" / "model_configs" / "kimik3_a4w4_tuned_fmoe.csv"
-    table.write_text("cu_num,token\n256,1\n256,2\n")
+def stale_lock(folder):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    path = folder / "lock_module_moe"
+    path.write_text(f"{ended.pid}\n{socket.gethostname()}\n")
+    return path
+
+
+def test_a_cold_start_is_set_against_the_watchdog(aiter):
     _, report = run()
-    warned = "\n".join(texts(report, "warn"))
-    assert "no kernel module is built yet" in warned
-    assert "1 lock files" in warned
-    assert any("1 tuned tables with 2 rows" in text for text in texts(report, "ok"))
+    (line,) = [t for t in texts(report, "warn") if "a cold start builds" in t]
+    # By hand: 15 powers of two up to 16384, two FlyDSL kernels of at most 18 s each.
+    assert "15 token counts, at most 540 s" in line and "longer than" in line
+    assert "sglang-aiter-moe prebuild kimi-k3 --tp 8 --ep 1 --arch gfx950" in line
+    assert any("0 kernel modules are built" in t for t in texts(report, "warn"))
     (aiter / "jit" / "module_moe.so").write_text("")
     _, report = run()
-    assert any("1 kernel modules are built" in text for text in texts(report, "ok"))
+    assert any("1 kernel modules are built" in t for t in texts(report, "ok"))
+
+
+def test_a_stale_lock_is_bad_and_one_of_a_running_build_is_not(aiter):
+    path = stale_lock(aiter / "jit" / "build")
+    result, report = run()
+    assert result.exit_code == 1
+    assert any("is stale" in t and f"rm {path}" in t for t in texts(report, "bad"))
+    path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
+    result, report = run()
+    assert result.exit_code == 0 and any("is held" in t for t in texts(report, "ok"))
+    path.write_text("")  # an AITER that writes nothing into it
+    result, report = run()
+    assert result.exit_code == 0
+    assert any("if no build is running" in t for t in texts(report, "warn"))
+
+
+def test_coverage_by_the_tables_that_are_there(aiter, monkeypatch):
+    monkeypatch.setenv("AITER_SITUV2_A8W4", "1")
+    table = aiter / "configs" / "model_configs" / "k3_tuned_fmoe.csv"
+    shape = (3584, 384, 896, 16)
+    rows = [fake.tuned_row(1 << n, "A8W4", shape) for n in range(14)]
+    fake.write_table(table, rows)
+    _, report = run()
+    (line,) = [t for t in texts(report, "warn") if "have a tuned row" in t]
+    assert "14 of 15 token counts have a tuned row (H 3584, I 384); none: 16384" in line
+    fake.write_table(table, [*rows, fake.tuned_row(16384, "A8W4", shape)])
+    _, report = run()
+    assert any("15 of 15 token counts" in t for t in texts(report, "ok"))
+    table.write_text("a,b\n1,2\n")
+    result, report = run()
+    assert result.exit_code == 1 and any("is no tuned table" in t for t in texts(report, "bad"))
+
+
+def test_one_line_for_patches_in_the_same_state():
+    states = ["in force", "in force", "not needed (old)", "in force", ""]
+    findings = [
+        Finding("patches", "ok", f"p{n}: {state}", group=state, name=f"p{n}")
+        for n, state in enumerate(states)
+    ]
+    shown = [finding.text for finding in grouped(findings)]
+    assert shown == ["3 in force: p0, p1, p3", "p2: not needed (old)", "p4: "]
 
 
 def test_aiter_is_found_without_importing_it(tmp_path, monkeypatch):
