@@ -8,7 +8,17 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sglang_aiter_moe.cli import bench, check_tests, doctor, env, layout, plan, prebuild, verify
+from sglang_aiter_moe.cli import (
+    bench,
+    check_tests,
+    doctor,
+    env,
+    eval,
+    layout,
+    plan,
+    prebuild,
+    verify,
+)
 from sglang_aiter_moe.errors import ContractError
 
 
@@ -48,5 +58,6 @@ app.command("doctor")(doctor.doctor)
 app.command("prebuild")(prebuild.prebuild)
 app.command("env")(env.env)
 app.command("layout")(layout.layout)
+app.command("eval")(eval.evaluate)
 app.command("check-tests")(check_tests.check_tests)
 app.add_typer(bench.app, name="bench")

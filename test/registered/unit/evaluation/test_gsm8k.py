@@ -2,15 +2,14 @@
 
 import json
 import sys
-import threading
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.evaluation import gsm8k
 from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.scripted_server import ScriptedServer
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 
@@ -63,49 +62,6 @@ def test_what_goes_on_after_the_answer_does_not_count(data):
     assert reply.right and "14" not in reply.text
     assert not gsm8k.judge(question, " 3 + 3 = 7\n#### 7").right
     assert gsm8k.judge(question, " six").value is None
-
-
-class ScriptedServer:
-    """Not a model: an HTTP server whose answers a test decides."""
-
-    def __init__(self, answer):
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *args):
-                pass
-
-            def send(self, data, status=200):
-                body = json.dumps(data).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_GET(self):
-                self.send({"data": [{"id": "scripted"}]})
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.requests.append(body)
-                text = answer(body["prompt"])
-                if text is None:
-                    self.send({"error": "out of memory"}, 500)
-                else:
-                    self.send({"choices": [{"text": text}]})
-
-        self.requests = []
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error):
-        self.http.shutdown()
-        self.http.server_close()
 
 
 def doubled(prompt, error=0):
