@@ -139,23 +139,9 @@ def _base_config(config: CarrierConfig, block: str) -> dict:
     }
 
 
-def write_kimi_checkpoint(
-    path: Path, config: CarrierConfig | None = None, *, bias_centre: float = 10.0
-) -> Path:
-    """Writes a K3-like checkpoint: SiTUv2 (beta 4, linear beta 25), biased grouped top-k, latent experts.
-
-    Args:
-        path: directory to create.
-        bias_centre: mean of the float32 correction bias. At 10 its spread of 0.1 is below the spacing
-            of bf16 (0.0625), so a bias rounded to bf16 chooses other experts.
-    """
-    config = config or CarrierConfig()
-    rand = _Random(config.seed)
-    tensors = _dense_tensors(config, rand)
-    for layer in range(config.num_layers):
-        for name, tensor in _kimi_layer(config, rand, bias_centre).items():
-            tensors[f"model.layers.{layer}.mlp.{name}"] = tensor
-    model = _base_config(config, "kimi_k3") | {
+def kimi_config(config: CarrierConfig) -> dict:
+    """``config.json`` of a K3-like checkpoint."""
+    return _base_config(config, "kimi_k3") | {
         "hidden_act": "situ",
         "activation_situ_beta": 4.0,
         "activation_situ_linear_beta": 25.0,
@@ -193,7 +179,36 @@ def write_kimi_checkpoint(
             },
         },
     }
-    return _write(path, model, tensors, config)
+
+
+def gpt_oss_config(config: CarrierConfig) -> dict:
+    """``config.json`` of a gpt-oss-like checkpoint."""
+    return _base_config(config, "gpt_oss") | {
+        "hidden_act": "silu",
+        "swiglu_limit": 7.0,
+        "num_local_experts": config.num_experts,
+        "num_experts_per_tok": config.topk,
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+
+
+def write_kimi_checkpoint(
+    path: Path, config: CarrierConfig | None = None, *, bias_centre: float = 10.0
+) -> Path:
+    """Writes a K3-like checkpoint: SiTUv2 (beta 4, linear beta 25), biased grouped top-k, latent experts.
+
+    Args:
+        path: directory to create.
+        bias_centre: mean of the float32 correction bias. At 10 its spread of 0.1 is below the spacing
+            of bf16 (0.0625), so a bias rounded to bf16 chooses other experts.
+    """
+    config = config or CarrierConfig()
+    rand = _Random(config.seed)
+    tensors = _dense_tensors(config, rand)
+    for layer in range(config.num_layers):
+        for name, tensor in _kimi_layer(config, rand, bias_centre).items():
+            tensors[f"model.layers.{layer}.mlp.{name}"] = tensor
+    return _write(path, kimi_config(config), tensors, config)
 
 
 def write_gpt_oss_checkpoint(path: Path, config: CarrierConfig = GPT_OSS_CONFIG) -> Path:
@@ -203,14 +218,7 @@ def write_gpt_oss_checkpoint(path: Path, config: CarrierConfig = GPT_OSS_CONFIG)
     for layer in range(config.num_layers):
         for name, tensor in _gpt_oss_layer(config, rand).items():
             tensors[f"model.layers.{layer}.mlp.{name}"] = tensor
-    model = _base_config(config, "gpt_oss") | {
-        "hidden_act": "silu",
-        "swiglu_limit": 7.0,
-        "num_local_experts": config.num_experts,
-        "num_experts_per_tok": config.topk,
-        "quantization_config": {"quant_method": "mxfp4"},
-    }
-    return _write(path, model, tensors, config)
+    return _write(path, gpt_oss_config(config), tensors, config)
 
 
 def _write(path: Path, model: dict, tensors: dict, config: CarrierConfig) -> Path:

@@ -5,7 +5,8 @@ here they sit in a plain softmax-attention shell. The block is ``KimiK3MoE`` (Si
 latent experts, shared expert) or ``GptOssSparseMoeBlock`` (SwiGLU-OAI, biases), and the experts are
 loaded by the loaders of those models, from the tensors names of their checkpoints.
 
-Attention has no positional encoding: a reference needs no rotary tables to follow it.
+Attention has no positional encoding: a reference needs no rotary tables to follow it. A config with
+``learned_positions`` adds a learned vector for each position to the embedding.
 """
 
 from __future__ import annotations
@@ -107,14 +108,18 @@ class CarrierModel(nn.Module):
     def __init__(self, config, quant_config, prefix: str) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        positions = getattr(config, "learned_positions", 0)
+        self.embed_positions = nn.Embedding(positions, config.hidden_size) if positions else None
         self.layers = nn.ModuleList(
             CarrierLayer(config, i, quant_config, f"{prefix}.layers.{i}")
             for i in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, input_ids: torch.Tensor, forward_batch) -> torch.Tensor:
+    def forward(self, input_ids, positions, forward_batch) -> torch.Tensor:
         hidden_states = self.embed_tokens(input_ids)
+        if self.embed_positions is not None:
+            hidden_states = hidden_states + self.embed_positions(positions)
         for layer in self.layers:
             hidden_states = layer(hidden_states, forward_batch)
         return self.norm(hidden_states)
@@ -133,7 +138,7 @@ class CarrierForCausalLM(nn.Module):
 
     @torch.no_grad()
     def forward(self, input_ids, positions, forward_batch, input_embeds=None, **kwargs):
-        hidden_states = self.model(input_ids, forward_batch)
+        hidden_states = self.model(input_ids, positions, forward_batch)
         return self.logits_processor(input_ids, hidden_states, self.lm_head, forward_batch)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

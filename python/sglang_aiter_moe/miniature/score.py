@@ -1,0 +1,133 @@
+"""How many held-out questions a checkpoint answers exactly, outside of SGLang.
+
+One forward over question and right answer tells what greedy decoding would say: it writes the right answer if and only
+if the most likely token at every place of the answer is the right one.
+
+``python -m sglang_aiter_moe.miniature.score CHECKPOINT``: without quantised activations, in each mode by the oracle,
+and through this project's plan, layouts and kernels (on a GPU: Triton), with the right and with the wrong layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from sglang_aiter_moe import portable
+from sglang_aiter_moe.checkpoint.files import Checkpoint
+from sglang_aiter_moe.contract.capabilities import Capabilities
+from sglang_aiter_moe.contract.spec import Target
+from sglang_aiter_moe.miniature import task
+from sglang_aiter_moe.miniature.experts import OracleExperts, PlannedExperts
+from sglang_aiter_moe.miniature.model import GPT_OSS, KIMI, Experts, Miniature, Shape
+from sglang_aiter_moe.numerics.oracle import RawExperts
+from sglang_aiter_moe.portable import backends
+from sglang_aiter_moe.verify.harness import environment
+
+FLAGS = {"A16W4": {}, "A8W4": {"AITER_SITUV2_A8W4": "1"}, "A4W4": {"AITER_SITUV2_A4W4": "1"}}
+
+
+def load(
+    path: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[Miniature, list[RawExperts]]:
+    """A checkpoint's dense model, and its experts as they are stored."""
+    path = Path(path)
+    settings = json.loads((path / "config.json").read_text())
+    shape: Shape = KIMI if settings["carrier_block"] == "kimi_k3" else GPT_OSS
+    checkpoint = Checkpoint(path)
+    model = Miniature(shape, dtype)
+    model.load_state_dict(
+        {name: checkpoint.tensor(name) for name in checkpoint.names if ".experts." not in name}
+    )
+    raw = []
+    for layer in checkpoint.layers().values():
+        has_bias = layer.has("w13_weight_bias")
+        raw.append(
+            RawExperts(
+                **{
+                    field: layer.whole(name).to(device)
+                    for field, name in (
+                        ("w13", "w13_weight"),
+                        ("w13_scale", "w13_weight_scale"),
+                        ("w2", "w2_weight"),
+                        ("w2_scale", "w2_weight_scale"),
+                    )
+                },
+                b13=layer.whole("w13_weight_bias").to(device) if has_bias else None,
+                b2=layer.whole("w2_weight_bias").to(device) if has_bias else None,
+                gate_up_interleaved=layer.alternating,
+            )
+        )
+    return model.eval().to(device), raw
+
+
+@torch.no_grad()
+def exact(model: Miniature, experts: Experts, batch: task.Batch) -> float:
+    """The share of a batch that would be answered exactly."""
+    ids, answers = batch.ids, batch.answers
+    device = model.lm_head.weight.device
+    said = model(ids.to(device)[:, :-1], experts).argmax(-1).cpu()
+    wrong = (said != ids[:, 1:]) & answers[:, 1:]
+    return 1.0 - wrong.any(1).double().mean().item()
+
+
+def planned(
+    shape: Shape, raw: list[RawExperts], device: str, *, wrong_layout: bool = False
+) -> PlannedExperts:
+    """Experts through the plan, under the environment and the ``aiter`` as they are now."""
+    target = Target.current("gfx950", Capabilities.from_modules(sys.modules))
+    return PlannedExperts(shape, raw, target, device, wrong_layout=wrong_layout)
+
+
+def score(path: Path | str, *, count: int = 200, dialect: str, device: str = "cpu") -> dict:
+    """Every figure of one checkpoint; see the module's text."""
+    batch = task.held_out_batch(count, dialect=dialect)
+    model, raw = load(path, device=device)
+    engine, _ = load(path, torch.bfloat16, device)
+    shape = model.shape
+    modes = tuple(FLAGS) if shape.kimi else ("A16W4", "A8W4")
+    backend = "cpu" if device == "cpu" else "triton"
+    found: dict = {
+        "questions": count,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "backend": backend,
+        "float32": exact(model, OracleExperts(shape, raw), batch),
+        "oracle": {m: exact(engine, OracleExperts(shape, raw, m), batch) for m in modes},
+        "planned": {},
+        "wrong_layout": {},
+    }
+    for mode in modes:
+        flags = FLAGS[mode] if shape.kimi else {}
+        if not shape.kimi and mode == "A8W4":
+            continue  # below 256 tokens gpt-oss is A16W4, from there on A8W4: one batch holds both
+        with environment(flags), portable.installed(), backends.forced(backend):
+            for name, wrong in (("planned", False), ("wrong_layout", True)):
+                start = time.perf_counter()
+                experts = planned(shape, raw, device, wrong_layout=wrong)
+                found[name][mode] = {
+                    "accuracy": exact(engine, experts, batch),
+                    "layout": experts.plan.w13_layout,
+                    "seconds": round(time.perf_counter() - start, 2),
+                }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--dialect", default=task.DIALECTS[0], choices=task.DIALECTS)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    found = score(
+        options.checkpoint, count=options.count, dialect=options.dialect, device=options.device
+    )
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
