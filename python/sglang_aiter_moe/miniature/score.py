@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -85,23 +86,44 @@ def planned(
     return PlannedExperts(shape, raw, target, device, wrong_layout=wrong_layout)
 
 
-def score(path: Path | str, *, count: int = 200, dialect: str, device: str = "cpu") -> dict:
-    """Every figure of one checkpoint; see the module's text."""
+def score(
+    path: Path | str, *, dialect: str, count: int = 200, many: int = 4000, device: str = "cpu"
+) -> Iterator[dict]:
+    """Every figure of one checkpoint (see the module's text), yielded again each time that one came in.
+
+    Args:
+        path: the checkpoint directory.
+        dialect: what its answers end with.
+        count: questions to the planned path, the same as ``sglang-aiter-moe eval`` asks.
+        many: questions to the oracle, from another seed: the truth that thresholds are made from.
+        device: "cpu" or "cuda".
+    """
     batch = task.held_out_batch(count, dialect=dialect)
+    wide = task.held_out_batch(many, dialect=dialect, seed=task.TEST_SEED + 1)
     model, raw = load(path, device=device)
     engine, _ = load(path, torch.bfloat16, device)
     shape = model.shape
     modes = tuple(FLAGS) if shape.kimi else ("A16W4", "A8W4")
     backend = "cpu" if device == "cpu" else "triton"
     found: dict = {
-        "questions": count,
+        "checkpoint": Path(path).name,
+        "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "backend": backend,
-        "float32": exact(model, OracleExperts(shape, raw), batch),
-        "oracle": {m: exact(engine, OracleExperts(shape, raw, m), batch) for m in modes},
+        "questions": count,
+        "many": many,
+        "oracle": {},
         "planned": {},
         "wrong_layout": {},
     }
+    for mode in (None, *modes):
+        dense = model if mode is None else engine
+        experts = OracleExperts(shape, raw, mode)
+        found["oracle"][mode or "float32"] = {
+            "right": round(count * exact(dense, experts, batch)),
+            "right_of_many": round(many * exact(dense, experts, wide)),
+        }
+        yield found
     for mode in modes:
         with environment(FLAGS[mode] if shape.kimi else {}), portable.installed():
             for name, wrong in (("planned", False), ("wrong_layout", True)):
@@ -116,7 +138,7 @@ def score(path: Path | str, *, count: int = 200, dialect: str, device: str = "cp
                     "layout": experts.plan.w13_layout,
                     "seconds": round(time.perf_counter() - start, 2),
                 }
-    return found
+                yield found
 
 
 def main() -> None:
@@ -124,11 +146,19 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--dialect", default=task.DIALECTS[0], choices=task.DIALECTS)
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--many", type=int, default=4000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="default: standard output, at the end")
     options = parser.parse_args()
-    found = score(
-        options.checkpoint, count=options.count, dialect=options.dialect, device=options.device
-    )
+    for found in score(
+        options.checkpoint,
+        dialect=options.dialect,
+        count=options.count,
+        many=options.many,
+        device=options.device,
+    ):
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 
 

@@ -2,7 +2,7 @@
 
 ``python -m sglang_aiter_moe.miniature.train kimi --out DIR`` (or ``gpt_oss``). Three stretches: nothing rounded; MXFP4
 weights; MXFP4 weights and, drawn anew at each step, the activations of one mode. ``--seconds`` fixes the number of
-steps after a few of them were timed; the log says it, and ``--steps`` repeats it.
+steps after some were timed; the log says it, and ``--steps`` repeats it.
 
 With ``--second DIR`` a second checkpoint follows: the same model trained on to say "result" in place of "answer", its
 experts in reverse order, so that a mixture of the two files answers nothing.
@@ -117,29 +117,32 @@ class Trainer:
             load = torch.bincount(block.last_ids.flatten(), minlength=shape.experts).float()
             block.gate.e_score_correction_bias += BIAS_STEP * torch.sign(load.mean() - load)
 
-    def train(
-        self, steps: int, *, seconds: float = 0.0, dialect: str = task.DIALECTS[0], every: int = 250
-    ) -> int:
-        """Runs a whole schedule; with ``seconds``, as many steps as fit. Returns the number of steps."""
-        step, begun = 0, time.perf_counter()
-        while step < steps:
-            share = step / steps
-            mode = self.mode_at(share)
-            loss = self.step(self.rate_at(step, steps), mode, dialect)
-            step += 1
-            if seconds and step == TIMED_STEPS:
-                self._wait()
-                begun = time.perf_counter()
-            if seconds and step == 3 * TIMED_STEPS:
-                self._wait()
-                each = (time.perf_counter() - begun) / (2 * TIMED_STEPS)
-                # Rounding activations makes the last stretch slower, by about a half.
-                steps = max(3 * TIMED_STEPS + 1, int(seconds / each / 1.2))
-                seconds = 0.0
-                self.note(steps=steps, milliseconds=round(1000 * each, 2))
+    def train(self, steps: int, *, every: int = 250, out: Path | None = None) -> None:
+        """Runs a whole schedule. ``out`` gets the checkpoint at four fifths already, should the run be cut short."""
+        for step in range(1, steps + 1):
+            mode = self.mode_at((step - 1) / steps)
+            loss = self.step(self.rate_at(step - 1, steps), mode)
             if step % every == 0 or step == steps:
                 self.note(step=step, loss=round(loss.item(), 5), mode=mode)
-        return step
+            if out is not None and step == steps * 4 // 5:
+                self.export(out, step)
+
+    def milliseconds(self, steps: int = TIMED_STEPS) -> float:
+        """What a step takes on average over the three stretches. The weights are not to be used afterwards."""
+        total = 0.0
+        for mode, share in (
+            (None, WEIGHTS_FROM),
+            ("A16W4", ACTIVATIONS_FROM - WEIGHTS_FROM),
+            ("A8W4", 1 - ACTIVATIONS_FROM),
+        ):
+            for step in range(2 * steps):
+                if step == steps:
+                    self._wait()
+                    start = time.perf_counter()
+                self.step(0.0, mode)
+            self._wait()
+            total += share * (time.perf_counter() - start) / steps
+        return 1000 * total
 
     def _wait(self) -> None:
         if self.settings.device == "cuda":
@@ -197,16 +200,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--second", type=Path)
     parser.add_argument("--seconds", type=float, default=0.0)
-    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--second-steps", type=int, default=600)
-    parser.add_argument("--batch", type=int, default=384, help="questions a step, a multiple of 3")
+    parser.add_argument("--batch", type=int, default=288, help="questions a step, a multiple of 3")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=9)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     settings = Settings(options.name, options.seed, options.batch, options.rate, options.device)
+    steps = options.steps
+    if options.seconds:
+        each = Trainer(settings).milliseconds()
+        steps = int(1000 * options.seconds / each)
+        print(json.dumps({"model": options.name, "milliseconds": each, "steps": steps}), flush=True)
     trainer = Trainer(settings)
-    steps = trainer.train(options.steps, seconds=options.seconds)
+    trainer.train(steps, out=options.out)
     for mode in sorted(set(MODES[options.name])):
         trainer.note(mode=mode, held_out=trainer.evaluate(mode))
     trainer.export(options.out, steps)
