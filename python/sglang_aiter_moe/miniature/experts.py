@@ -117,12 +117,29 @@ class OracleExperts:
         return y.to(x.dtype)
 
 
+def layer_spec(shape: Shape, ranks: int = 1) -> MoeSpec:
+    """The plan's view of a layer, on one of ``ranks`` tensor-parallel ranks."""
+    return MoeSpec(
+        activation=activation_arguments(shape)["activation"],
+        num_experts=shape.experts,
+        topk=shape.topk,
+        hidden_size=shape.latent,
+        intermediate_size=shape.inter // ranks,
+        gate_up_interleaved=not shape.kimi,
+        has_bias=not shape.kimi,
+        swiglu_limit=None if shape.kimi else LIMIT,
+        beta=BETA if shape.kimi else None,
+        linear_beta=LINEAR_BETA if shape.kimi else None,
+        name=f"miniature {shape.block}",
+    )
+
+
 class PlannedExperts:
     """What a server does: plan, lay out, and call what is installed as ``aiter``, under the environment as it is.
 
     Args:
         shape: the model's.
-        raw: experts by layer, in the checkpoint's row order.
+        raw: experts by layer, as a checkpoint of this shape stores them.
         target: where this runs.
         device: of the tensors.
         wrong_layout: lay w13 out as the plan did not say, and call as it did.
@@ -141,7 +158,7 @@ class PlannedExperts:
         from sglang_aiter_moe.srt.layers.quantization.mxfp4 import mark_prepared, prepare_weights
 
         self.shape = shape
-        self.plan: MoePlan = plan_moe(self._spec(raw[0]), target)
+        self.plan: MoePlan = plan_moe(layer_spec(shape), target)
         self.layers = []
         for experts in raw:
             module = _module(experts, device)
@@ -153,22 +170,6 @@ class PlannedExperts:
             mark_prepared(module, self.plan)
             self.layers.append(module)
         self.core = AiterRunnerCore(self._config(raw[0]))
-
-    def _spec(self, raw: RawExperts) -> MoeSpec:
-        shape, kimi = self.shape, self.shape.kimi
-        return MoeSpec(
-            activation=activation_arguments(shape)["activation"],
-            num_experts=raw.num_experts,
-            topk=shape.topk,
-            hidden_size=raw.hidden_size,
-            intermediate_size=raw.intermediate_size,
-            gate_up_interleaved=raw.gate_up_interleaved,
-            has_bias=raw.b13 is not None,
-            swiglu_limit=None if kimi else LIMIT,
-            beta=BETA if kimi else None,
-            linear_beta=LINEAR_BETA if kimi else None,
-            name=f"miniature {shape.block}",
-        )
 
     def _config(self, raw: RawExperts):
         from sglang_aiter_moe.srt.layers.moe.moe_runner.base import MoeRunnerConfig

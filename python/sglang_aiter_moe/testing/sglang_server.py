@@ -104,12 +104,20 @@ def environment(
 
 
 def start(
-    model: Path, log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
+    model: Path,
+    log: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    port: int = 0,
+    python: Path | None = None,
 ) -> Server:
-    """Starts ``sglang serve`` in a process group of its own and returns at once."""
+    """Starts ``sglang serve`` in a process group of its own and returns at once.
+
+    ``python``: the interpreter whose SGLang it is; this process's if None.
+    """
     port = port or free_port()
     command = [
-        str(Path(sys.executable).with_name("sglang")),
+        str(Path(python or sys.executable).with_name("sglang")),
         "serve",
         f"--model-path={model}",
         "--host=127.0.0.1",
@@ -175,10 +183,15 @@ def _group_alive(group: int) -> bool:
 
 @contextlib.contextmanager
 def serving(
-    model: Path, log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
+    model: Path,
+    log: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    port: int = 0,
+    python: Path | None = None,
 ) -> Iterator[Server]:
     """A server that answers, for the length of a ``with`` block."""
-    server = start(model, log, *arguments, env=env, port=port)
+    server = start(model, log, *arguments, env=env, port=port, python=python)
     try:
         wait_until_healthy(server)
         yield server
