@@ -13,7 +13,7 @@ SGLANG_VENV ?= .venv-sglang
 SGLANG_BIN := $(SGLANG_VENV)/bin
 SGLANG_SETUP := PYTHONPATH=python $(PYTHON) -m sglang_aiter_moe.testing.sglang_environment --venv $(SGLANG_VENV) --torch '$(TORCH)'
 
-.PHONY: verify test test-sglang serve lint clean
+.PHONY: verify test test-sglang serve docs lint clean
 
 $(STAMP): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,10 @@ test-sglang:
 serve:
 	$(SGLANG_SETUP)
 	$(SGLANG_BIN)/python -m sglang_aiter_moe.testing.serve_once $(SERVE_ARGS)
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(STAMP)
 	$(BIN)/python -m pip install --quiet pre-commit

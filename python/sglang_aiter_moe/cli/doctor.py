@@ -6,12 +6,17 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 from sglang_aiter_moe.cli.finding import Finding
 from sglang_aiter_moe.cli.output import JsonOption, console, write_json
 
-_MARKS = {"ok": "[green][ok]  [/]", "warn": "[yellow][warn][/]", "bad": "[bold red][bad] [/]"}
+_MARKS = {
+    "ok": r"[green]\[ok]  [/]",
+    "warn": r"[yellow]\[warn][/]",
+    "bad": r"[bold red]\[bad] [/]",
+}
 
 
 def doctor(
@@ -35,21 +40,30 @@ def doctor(
     from sglang_aiter_moe.cli import doctor_checks
 
     findings = doctor_checks.examine(config, tp=tp, ep=ep, arch=arch)
-    out = console(json_target)
+    count = show(findings, console(json_target), full=full)
+    write_json({**count, "findings": [finding.to_json() for finding in findings]}, json_target)
+    raise typer.Exit(1 if count["bad"] else 0)
+
+
+def show(findings: list[Finding], out: Console, *, full: bool = False) -> dict[str, int]:
+    """Prints findings by section; returns how many there are of each level.
+
+    Args:
+        findings: of ``doctor_checks.examine``.
+        out: where to.
+        full: a line for each patch, in place of one for those in one state.
+    """
     section = ""
     for finding in findings if full else grouped(findings):
         if finding.section != section:
             section = finding.section
-            out.print(f"[bold]{section}[/]")
-        mark = _MARKS[finding.level].replace("[ok]", r"\[ok]").replace("[warn]", r"\[warn]")
-        mark = mark.replace("[bad]", r"\[bad]")
-        out.print(f"  {mark} {escape(finding.text)}", soft_wrap=True)
+            out.print(f"[bold]{escape(section)}[/]")
+        out.print(f"  {_MARKS[finding.level]} {escape(finding.text)}", soft_wrap=True)
         if finding.fix:
             out.print(f"         {escape(finding.fix)}", soft_wrap=True)
     count = {level: sum(f.level == level for f in findings) for level in _MARKS}
     out.print(", ".join(f"{number} {level}" for level, number in count.items()))
-    write_json({**count, "findings": [finding.to_json() for finding in findings]}, json_target)
-    raise typer.Exit(1 if count["bad"] else 0)
+    return count
 
 
 def grouped(findings: list[Finding]) -> list[Finding]:

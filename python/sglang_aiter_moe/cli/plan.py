@@ -67,7 +67,7 @@ def plan(
             out.print(f"would give a plan: {change['change']}: {change['result']}", markup=False)
         raise
     report = {"config": config, "arch": arch, "aiter": aiter, "tp": tp, "ep": ep, **report}
-    _show(report, out)
+    show(report, out)
     write_json(report, json_target)
 
 
@@ -85,7 +85,8 @@ def _assignments(texts: list[str]) -> dict[str, str]:
     return pairs
 
 
-def _show(report: dict[str, Any], out: Console) -> None:
+def show(report: dict[str, Any], out: Console) -> None:
+    """Prints a report."""
     out.print(
         f"[bold]{escape(report['model'])}[/] on {report['arch']}, AITER {report['aiter']}, "
         f"tp {report['tp']}, ep {report['ep']}: {report['experts']} experts, top-{report['topk']}, "

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The registration rule of SGLang's test collection, read from a file's syntax tree.
 
 SGLang's CI finds out where a test runs from literal top-level calls ``register_*_ci(...)`` and

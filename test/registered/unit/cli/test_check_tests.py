@@ -1,6 +1,7 @@
 """The registration rule bites on every way in which SGLang's collection has been broken."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,19 @@ def test_the_hook_runs_the_file_without_the_package(tmp_path):
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "add at the end" in done.stdout, done.stderr
+
+
+def test_the_hook_for_other_repositories_is_that_file(tmp_path):
+    root = Path(__file__).parents[4]
+    hook = (root / ".pre-commit-hooks.yaml").read_text()
+    entry = re.search(r"entry: (\S+)", hook)[1]
+    assert (root / entry).samefile(check_registration.__file__)
+    assert re.search(r"files: (\S+)", hook)[1] == r"^test/registered/.*\.py$"
+    for name, status in (("test_good.py", 0), ("test_bad.py", 1)):
+        (tmp_path / name).write_text(GOOD if status == 0 else REGISTRATION)
+        # As pre-commit runs a script: the file itself, with the changed files as arguments.
+        done = subprocess.run([root / entry, tmp_path / name], capture_output=True, check=False)
+        assert done.returncode == status
 
 
 def test_this_repository_keeps_the_rule():
