@@ -90,6 +90,8 @@ class CarrierReference:
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """Logits ``[len(tokens), vocab]`` of every position."""
         x = self._get("model.embed_tokens.weight")[tokens]
+        if self.config.get("learned_positions"):
+            x = x + self._get("model.embed_positions.weight")[: len(tokens)]
         for layer in range(self.config["num_hidden_layers"]):
             prefix = f"model.layers.{layer}"
             x = x + self._attention(self._norm(x, f"{prefix}.input_layernorm"), prefix)

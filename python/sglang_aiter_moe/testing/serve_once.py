@@ -1,7 +1,6 @@
 """Starts the real ``sglang serve`` on this machine, asks it one question, and says whether it answered right.
 
-``make serve``. The model is the small random Kimi-K3-like one of ``testing/checkpoints.py``, in MXFP4, on the
-portable backend; "right" is a float32 forward of the same file.
+``make serve``. The model is the trained Kimi-K3-like miniature, in MXFP4, on the portable backend.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from sglang_aiter_moe.testing.carrier_reference import CarrierReference, clear_prompts
-from sglang_aiter_moe.testing.checkpoints import write_kimi_checkpoint
-from sglang_aiter_moe.testing.sglang_server import ask, environment, serving
-
-STEPS = 6
+from sglang_aiter_moe.evaluation import exact_match
+from sglang_aiter_moe.evaluation.miniature_runs import SERVER_ARGUMENTS
+from sglang_aiter_moe.miniature import WEIGHTS, task
+from sglang_aiter_moe.testing.sglang_server import environment, serving
 
 
 def main() -> int:
@@ -24,24 +22,23 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="serve until Ctrl-C")
     parser.add_argument("--port", type=int, default=0, help="default: a free one")
     options = parser.parse_args()
+    (question,) = task.held_out_questions(1)
     with tempfile.TemporaryDirectory(prefix="sglang-aiter-moe-") as folder:
-        model = write_kimi_checkpoint(Path(folder) / "kimi")
-        reference = CarrierReference(model, "A16W4")
-        (prompt,) = clear_prompts(reference, 1, STEPS)
         print("starting sglang serve (a minute or two) ...", flush=True)
         start = time.monotonic()
         log = Path(folder) / "server.log"
-        with serving(model, log, env=environment(), port=options.port) as server:
+        with serving(
+            WEIGHTS / "kimi", log, *SERVER_ARGUMENTS, env=environment(), port=options.port
+        ) as server:
             print(f"up after {time.monotonic() - start:.0f} s at {server.url}")
             print(
                 next(line for line in server.log_text().splitlines() if "sglang-aiter-moe:" in line)
             )
-            answer, want = ask(server, prompt, STEPS), reference.generate(prompt, STEPS)
-            print(f"prompt            {' '.join(f'w{t}' for t in prompt)}")
-            print(f"answer            {' '.join(f'w{t}' for t in answer.tokens)}")
-            print(f"float32 reference {' '.join(f'w{t}' for t in want.tokens)}")
-            right = answer.tokens == want.tokens
-            print("right" if right else "WRONG")
+            answer = exact_match.ask(server.url, question)
+            print(f"question  {question.text}")
+            print(f"answer    {answer}")
+            right = answer == question.answer
+            print("right" if right else f"WRONG, expected {question.answer}")
             try:
                 while options.keep:
                     time.sleep(1)
