@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sglang_aiter_moe.cli.output import termination_as_exit
 from sglang_aiter_moe.evaluation.exact_match import NOISE
 from sglang_aiter_moe.evaluation.miniature_runs import Run, Setting, run, sglang_for, to_json
 
@@ -42,7 +43,10 @@ def run_miniature(
         if without_plugin:
             settings.append(Setting(**base, plugin=False))
     runs: list[Run] = []
-    with tempfile.TemporaryDirectory(prefix="sglang-aiter-moe-") as scratch:
+    with (
+        termination_as_exit(),
+        tempfile.TemporaryDirectory(prefix="sglang-aiter-moe-") as scratch,
+    ):
         folder = (logs or Path(scratch)).absolute()
         for release in releases or [None]:
             sglang = sglang_for(release, python)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +36,20 @@ JsonOption = Annotated[
         callback=_check_target,
     ),
 ]
+
+
+@contextlib.contextmanager
+def termination_as_exit() -> Iterator[None]:
+    """Lets SIGTERM unwind, so that neither weight files of GBs nor servers stay behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def console(json_target: str | None = None) -> Console:

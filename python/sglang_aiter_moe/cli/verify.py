@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -18,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sglang_aiter_moe.cli.output import JsonOption, console, write_json
+from sglang_aiter_moe.cli.output import JsonOption, console, termination_as_exit, write_json
 
 
 class Backend(StrEnum):
@@ -77,7 +72,7 @@ def verify(
         )
         return
     with (
-        _termination_as_exit(),
+        termination_as_exit(),
         Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -99,20 +94,6 @@ def verify(
     _show(report, out)
     write_json(report.to_json(), json_target)
     raise typer.Exit(0 if report.holds else 1)
-
-
-@contextlib.contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """Lets SIGTERM unwind, so that weight files of GBs do not stay behind."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _show(report, out: Console) -> None:

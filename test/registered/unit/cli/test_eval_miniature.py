@@ -1,0 +1,96 @@
+"""`eval --task miniature` with servers that the test makes up: what is served, what is judged, how it exits."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_aiter_moe.cli import app, eval_miniature
+from sglang_aiter_moe.evaluation.exact_match import gate
+from sglang_aiter_moe.evaluation.miniature_runs import Asked, Run
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=10, suite="base-a-test-cpu")
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Right answers by whether a layout is wrong; which settings were served, with which SGLang."""
+    log, right = [], {False: 200, True: 0}
+
+    def run(setting, sglang, folder, *, questions, say):
+        log.append((setting, sglang))
+        say(f"{setting} [x]")  # brackets are no markup
+        count = right[setting.wrong_layout]
+        return Run(
+            setting, str(sglang), [Asked("kimi", count, gate(4000, 4000, questions), ("a", "b"))]
+        )
+
+    monkeypatch.setattr(eval_miniature, "run", run)
+    monkeypatch.setattr(eval_miniature, "sglang_for", lambda release, python: release or "0.5.23")
+    return log, right
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["eval", *arguments, "--json", "-"])
+
+
+def test_by_default_every_mode_with_both_layouts(served):
+    result = invoke()
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0, result.output
+    assert [(r["mode"], r["release"], r["accuracy"], r["layout"]) for r in report["modes"]] == [
+        ("A16W4", "0.5.23", 1.0, "separated"),
+        ("A8W4", "0.5.23", 1.0, "gu_interleaved"),
+        ("A4W4", "0.5.23", 1.0, "separated"),
+    ]
+    assert [(r["mode"], r["layout"], r["accuracy"]) for r in report["wrong_layout"]] == [
+        ("A16W4", "gu_interleaved", 0.0),
+        ("A8W4", "separated", 0.0),
+        ("A4W4", "gu_interleaved", 0.0),
+    ]
+
+
+@pytest.mark.parametrize("wrong, count", [(False, 194), (True, 40)])
+def test_a_missed_gate_or_a_wrong_layout_that_answers_fails(served, wrong, count):
+    served[1][wrong] = count
+    result = invoke("--mode", "A8W4")
+    assert result.exit_code == 1 and not json.loads(result.stdout)["holds"]
+
+
+def test_releases_ranks_and_sglang_alone(served):
+    invoke(
+        *("--mode", "A16W4", "--release", "0.5.20", "--release", "0.5.22"),
+        *("--no-wrong-layout", "--without-plugin", "--tp", "2"),
+    )
+    assert [(s.plugin, s.ranks, release) for s, release in served[0]] == [
+        (True, 2, "0.5.20"),
+        (False, 2, "0.5.20"),
+        (True, 2, "0.5.22"),
+        (False, 2, "0.5.22"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--model", "gpt_oss", "--update"], "--update"),
+        (["--model", "gpt_oss", "--mode", "A4W4"], "--mode"),
+        (["--mode", "A4W8"], "A4W8"),
+        (["--task", "sums"], "--task"),
+        (["--base-url", "http://127.0.0.1:1"], "--base-url"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(served, arguments, named):
+    result = invoke(*arguments)
+    assert result.exit_code == 2 and named in result.output and not served[0]
+
+
+def test_gpt_oss_has_one_mode(served):
+    assert invoke("--model", "gpt_oss", "--no-wrong-layout").exit_code == 0
+    assert [(s.model, s.mode) for s, _ in served[0]] == [("gpt_oss", "A16W4")]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
