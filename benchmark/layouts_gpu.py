@@ -4,9 +4,10 @@
     python benchmark/layouts_gpu.py --json benchmark/results/layouts_gpu.json
 
 Each round runs a device copy of the same bytes, the plain form, ``pack`` into a given tensor and in place, by
-torch's copies and by the Triton kernels, one after another; a figure is the median over the rounds by
-CUDA events. ``of_copy`` is the share of the copy's bandwidth; peak is what the allocator held beyond the
-tensors given.
+torch's copies and by the Triton kernels, and ``unpack`` in place, one after another; a figure is the median over
+the rounds by CUDA events, behind a kernel that keeps the GPU busy until the call is enqueued, so that it is the
+GPU's time. Torch's copies, one launch an expert, take longer to enqueue than that. ``of_copy`` is the copy's time over
+the form's; peak is what the allocator held beyond the tensors given.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -23,11 +26,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from layouts import CASES, plain_scale, plain_weight
 
-from sglang_aiter_moe.contract import SCALE_LAYOUTS, WEIGHT_LAYOUTS, _bytes
+from sglang_aiter_moe.contract import SCALE_LAYOUTS, WEIGHT_LAYOUTS, _bytes, device_moves
+
+#: About 2 ms: longer than the host takes to enqueue a kernel.
+BUSY_CYCLES = 4_000_000
 
 
 def milliseconds(call: Callable[[], object]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY_CYCLES)
     start.record()
     call()
     end.record()
@@ -79,8 +87,17 @@ def run_case(name: str, experts: int, rounds: int) -> dict[str, object]:
             if not torch.equal(once.view(-1), want):
                 raise AssertionError(f"{name}, in place, {label}: differs from the plain form")
             forms[f"in place, {label}"] = pack
+        extra = () if kind == "weight" else (shape,)
+        forms["unpack in place, triton"] = with_kernels(
+            lambda t=once: layout.unpack(t.view(given.shape), *extra, t), True
+        )
+        forms["unpack in place, triton"]()
+        if not torch.equal(once, raw):
+            raise AssertionError(f"{name}: unpack does not restore the raw bytes")
     del want
     memory = {form: peak(call) for form, call in forms.items()}
+    for call in forms.values():
+        milliseconds(call)
     times: dict[str, list[float]] = {form: [] for form in forms}
     for _ in range(rounds):
         for form, call in forms.items():
@@ -102,8 +119,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--experts", type=int, default=896)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--commit", help="what is measured, for the record")
     parser.add_argument("--json", metavar="FILE", required=True)
+    parser.add_argument(
+        "--together",
+        nargs=4,
+        action="append",
+        type=int,
+        default=[],
+        metavar=("UNIT", "KIB", "WARPS", "BESIDE"),
+        help="other limits for programs that wait for each other: 16 (weights) or 4 (scales), ...",
+    )
     options = parser.parse_args()
+    for unit, kib, warps, beside in options.together:
+        device_moves.TOGETHER[unit] = device_moves.Limits(kib << 10, warps, beside)
     if not torch.cuda.is_available():
         print("no GPU here", file=sys.stderr)
         return 2
@@ -113,8 +142,14 @@ def main() -> int:
         print(name, cases[-1]["of_copy"], cases[-1]["peak_bytes"])
     result = {
         "benchmark": "layouts_gpu",
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": options.commit,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
+        "limits": {
+            name: {unit: asdict(value) for unit, value in getattr(device_moves, name).items()}
+            for name in ("PACK", "UNPACK", "TOGETHER")
+        },
         "experts": options.experts,
         "rounds": options.rounds,
         "cases": cases,

@@ -16,9 +16,8 @@ from sglang_aiter_moe.errors import ContractError
 
 logger = logging.getLogger(__name__)
 
-#: Off until the kernels have been executed on a GPU: so far the interpreter ran them and compilers built
-#: them. Without them, torch's strided copies move one expert at a time.
-GPU_KERNELS = False
+#: Off: torch's strided copies move one expert at a time. For benchmarks and tests that compare the two.
+GPU_KERNELS = True
 
 _DTYPES = tuple(
     getattr(torch, name)

@@ -1,127 +1,75 @@
 """The layouts' moves on a GPU: Triton kernels, imported by ``layouts`` and ``scale_layouts`` for GPU tensors only.
 
-Weights in place: a packed tile of 16 rows has the bytes of 16 consecutive raw rows, so a layout moves whole
-tiles along the cycles of a permutation and reorders 16-byte pieces within each. A program follows one
-cycle with one tile in registers, so no memory is needed besides. Rows that alternate gate and up, and
-gfx1250's single-row order, are not such a permutation: those take one expert of scratch.
+A program reads what it is going to write into registers. In place it takes whole packed units, tiles of 16 rows of
+weights or blocks of 32 rows of scales, which have the bytes of as many raw rows, so it overwrites nothing that
+another one reads. Where a unit takes its rows from elsewhere in its expert, the programs of one expert meet
+between reading and writing. An expert that does not fit into the registers of the GPU's processors takes one
+expert of scratch instead.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 
-TILE_ROWS = 16
-WARPS = 8
+from sglang_aiter_moe.contract._device_kernels import move_n32k4, move_swizzled, move_tiles
 
+logger = logging.getLogger(__name__)
 
-@triton.jit
-def _rotate_tiles(
-    data_ptr,  # [E, TILES, 16 * KP, 4] int32, moved in place
-    tiles_ptr,  # the cycles one after another: content of each tile goes to the next one's place
-    starts_ptr,  # where each cycle begins, and the end of the last
-    TILES,
-    KP,  # pieces of 16 bytes a row
-    PADDED: tl.constexpr,  # a power of two >= 16 * KP
-    UNPACK: tl.constexpr,
-):
-    cycle = tl.program_id(0)
-    size = 16 * KP * 4
-    base = data_ptr + tl.program_id(1).to(tl.int64) * TILES * size
-    piece = tl.arange(0, PADDED)
-    word = tl.arange(0, 4)[None, :]
-    inside = (piece < 16 * KP)[:, None]
-    packed = piece[:, None] * 4 + word  # a packed tile is [K/32][16 rows] pieces
-    raw = ((piece % 16) * KP + piece // 16)[:, None] * 4 + word
-    if UNPACK:
-        source, target = packed, raw
-    else:
-        source, target = raw, packed
-    first = tl.load(starts_ptr + cycle)
-    last = tl.load(starts_ptr + cycle + 1)
-    start = tl.load(tiles_ptr + first)
-    held = tl.load(base + start * size + source, mask=inside)
-    for k in range(first + 1, last):
-        tile = tl.load(tiles_ptr + k)
-        following = tl.load(base + tile * size + source, mask=inside)
-        tl.debug_barrier()  # every thread has read the tile before one overwrites it
-        tl.store(base + tile * size + target, held, mask=inside)
-        held = following
-    tl.debug_barrier()
-    tl.store(base + start * size + target, held, mask=inside)
+#: Rows of a unit.
+TILE, BLOCK_ROWS = 16, 32
 
 
-@triton.jit
-def _copy_tiles(
-    raw_ptr,  # [E, N, KP, 4] int32
-    packed_ptr,  # [E, N/16, 16 * KP, 4] int32
-    rows_ptr,  # [N] int32: raw row at each packed row position
-    N,
-    KP,
-    PADDED: tl.constexpr,
-    UNPACK: tl.constexpr,
-):
-    tile = tl.program_id(0)
-    offset = tl.program_id(1).to(tl.int64) * N * KP * 4
-    piece = tl.arange(0, PADDED)
-    word = tl.arange(0, 4)[None, :]
-    valid = piece < 16 * KP
-    inside = valid[:, None]
-    row = tl.load(rows_ptr + tile * 16 + piece % 16, mask=valid, other=0)
-    raw = raw_ptr + offset + (row * KP + piece // 16)[:, None] * 4 + word
-    packed = packed_ptr + offset + (tile * 16 * KP + piece)[:, None] * 4 + word
-    if UNPACK:
-        tl.store(raw, tl.load(packed, mask=inside), mask=inside)
-    else:
-        tl.store(packed, tl.load(raw, mask=inside), mask=inside)
+@dataclass(frozen=True)
+class Limits:
+    """How a move is divided.
+
+    Attributes:
+        held: bytes that a program holds at most; if it can do with less, one unit.
+        warps: of a program.
+        beside: programs on one processor at the same time, of those that wait for each other.
+    """
+
+    held: int
+    warps: int
+    beside: int = 1
 
 
-@triton.jit
-def _gather_bytes(
-    source_ptr,  # [E, SOURCE] uint8
-    target_ptr,  # [E, TARGET] uint8
-    index_ptr,  # [TARGET] int32: source byte of each target byte; SOURCE and above: padding
-    SOURCE,
-    TARGET,
-    PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    expert = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < TARGET
-    index = tl.load(index_ptr + i, mask=inside, other=0)
-    real = inside & (index < SOURCE)
-    byte = tl.load(source_ptr + expert * SOURCE + index, mask=real, other=PAD)
-    tl.store(target_ptr + expert * TARGET + i, byte, mask=inside)
+#: By the bytes of a move's unit of alignment, 16 for weights and 4 for scales: programs apart from all others,
+#: packing and unpacking, and together with those of their expert. Measured on an H200 (docs/performance.md).
+PACK = {16: Limits(32 << 10, 4), 4: Limits(16 << 10, 4)}
+UNPACK = {16: Limits(8 << 10, 2), 4: Limits(4 << 10, 4)}
+TOGETHER = {16: Limits(64 << 10, 16), 4: Limits(16 << 10, 4, 4)}
 
 
-@triton.jit
-def _permute_blocks(
-    data_ptr,  # [BLOCKS, SIZE] uint8, moved in place
-    index_ptr,  # [SIZE] int32: source byte of each target byte within a block
-    SIZE,
-    PADDED: tl.constexpr,
-):
-    base = data_ptr + tl.program_id(0).to(tl.int64) * SIZE
-    i = tl.arange(0, PADDED)
-    inside = i < SIZE
-    byte = tl.load(base + tl.load(index_ptr + i, mask=inside, other=0), mask=inside)
-    tl.debug_barrier()
-    tl.store(base + i, byte, mask=inside)
-
-
-def takes_weights(source: torch.Tensor, target: torch.Tensor) -> bool:
+def takes_weights(*tensors: torch.Tensor) -> bool:
     """Whether the kernels can move these: contiguous rows of whole 16-byte words, at most 64 KiB a tile."""
+    return all(
+        tensor.is_contiguous()
+        and tensor.shape[-1] % 16 == 0
+        and tensor.data_ptr() % 16 == 0
+        and tensor.shape[-1] <= 4096
+        for tensor in tensors
+    )
+
+
+def takes_scales(raw: torch.Tensor, packed: torch.Tensor) -> bool:
+    """Whether the kernels can move these: contiguous, blocks of 32 rows, words of 4 bytes on multiples of 8."""
     return (
-        source.is_contiguous()
-        and target.is_contiguous()
-        and source.shape[-1] % 16 == 0
-        and source.data_ptr() % 16 == 0
-        and target.data_ptr() % 16 == 0
-        and source.shape[-1] <= 4096
+        raw.is_contiguous()
+        and packed.is_contiguous()
+        and raw.shape[-2] % BLOCK_ROWS == 0
+        and raw.shape[-1] % 4 == 0
+        and raw.shape[-1] <= 1024
+        and raw.data_ptr() % 8 == 0
+        and packed.data_ptr() % 8 == 0
     )
 
 
@@ -135,110 +83,182 @@ def move_weights(
         rows: int64 ``[N]``: the raw row at each packed row position.
         packing: raw to packed; else packed to raw.
     """
-    order = tuple(rows.tolist())
-    experts, count, k_bytes = source.shape
-    pieces = k_bytes // 16
-    padded = triton.next_power_of_2(16 * pieces)
-    if source.data_ptr() != target.data_ptr():
-        _copy(source, target, order, packing, pieces, padded)
-        return
-    cycles = _cycles(order, packing, source.device)
-    if cycles is None:
-        scratch = torch.empty_like(source[:1])
-        for expert in range(experts):
-            scratch.copy_(source[expert : expert + 1])
-            _copy(scratch, target[expert : expert + 1], order, packing, pieces, padded)
-        return
-    tiles, starts = cycles
-    grid = (starts.numel() - 1, experts)
-    _rotate_tiles[grid](
-        source.view(torch.int32),
-        tiles,
-        starts,
-        count // TILE_ROWS,
-        pieces,
-        PADDED=padded,
-        UNPACK=not packing,
-        num_warps=WARPS,
-    )
+    raw, packed = (source, target) if packing else (target, source)
+    pieces = source.shape[2] // 16
+    work = _Work(raw, packed, tuple(rows.tolist()), TILE * pieces, TILE, 16, packing)
+
+    def launch(raw: torch.Tensor, packed: torch.Tensor, part: _Part) -> None:
+        move_tiles[(part.members * part.groups,)](
+            raw.view(torch.int32),
+            packed.view(torch.int32),
+            work.rows,
+            part.counters,
+            len(raw),
+            raw.shape[1],
+            pieces,
+            part.members,
+            part.groups,
+            part.step,
+            IN_ORDER=work.in_order,
+            UNPACK=not packing,
+            **part.options,
+        )
+
+    work.run(launch)
 
 
-def gather_bytes(
-    source: torch.Tensor, target: torch.Tensor, index: torch.Tensor, *, experts: int, pad: int
+def move_scales(
+    raw: torch.Tensor,
+    packed: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    swizzled: bool,
+    pad: int,
+    packing: bool,
 ) -> None:
-    """``target[e, i] = source[e, index[i]]`` for flat uint8 tensors that do not overlap.
+    """Packs or unpacks the E8M0 scales of experts.
 
     Args:
-        source, target: ``experts`` equal parts each.
-        index: int32; values from a part's size on stand for ``pad``.
-        experts: how many parts.
-        pad: the byte for padding.
+        raw: ``[E, N, K/32]`` uint8.
+        packed: flat uint8, the experts' packed scales one after another. May be the memory of ``raw``
+            where nothing is padded.
+        rows: int64 ``[N]``: the raw row at each packed position, in blocks of 32.
+        swizzled: blocks of 32 rows x 8 columns (separated, a16w4); else 32 x 4 (n32k4).
+        pad: the byte of columns up to a multiple of 8.
+        packing: raw to packed; else packed to raw.
     """
-    size, block = target.numel() // experts, 4096
-    grid = (triton.cdiv(size, block), experts)
-    _gather_bytes[grid](
-        source,
-        target,
-        index,
-        source.numel() // experts,
-        size,
-        PAD=pad,
-        BLOCK=block,
-        num_warps=WARPS,
-    )
+    experts, _, k = raw.shape
+    words = k // 4
+    # An item is one word of a row; swizzled, two words of two rows.
+    items = BLOCK_ROWS // 2 * triton.cdiv(words, 2) if swizzled else BLOCK_ROWS * words
+    packed = packed.view(experts, -1)
+    order = tuple(rows.tolist())
+    work = _Work(raw, packed, order, items, BLOCK_ROWS, 16 if swizzled else 4, packing, kind=4)
+    kernel = move_swizzled if swizzled else move_n32k4
+    even = words % 2 == 0
+    extra = {"EVEN": even, "PAD": pad * 0x01010101} if swizzled else {}
+    word = torch.int64 if swizzled and even else torch.int32
+
+    def launch(raw: torch.Tensor, packed: torch.Tensor, part: _Part) -> None:
+        kernel[(part.members * part.groups,)](
+            raw.view(word),
+            packed.view(torch.int32),
+            work.rows,
+            part.counters,
+            len(raw),
+            raw.shape[1],
+            words,
+            part.members,
+            part.groups,
+            part.step,
+            IN_ORDER=work.in_order,
+            UNPACK=not packing,
+            **extra,
+            **part.options,
+        )
+
+    work.run(launch)
 
 
-def permute_blocks(data: torch.Tensor, index: torch.Tensor) -> None:
-    """``block[i] = block[index[i]]`` in place for every block of a flat uint8 tensor; index int32."""
-    size = index.numel()
-    grid = (data.numel() // size,)
-    _permute_blocks[grid](data, index, size, PADDED=triton.next_power_of_2(size), num_warps=4)
+@dataclass
+class _Part:
+    """How one launch is divided.
+
+    Attributes:
+        step: items of a program.
+        members: programs of one expert.
+        groups: experts at a time.
+        options: of the launch.
+        counters: where the members of each group meet before they write; None if they need not.
+    """
+
+    step: int
+    members: int
+    groups: int
+    options: dict[str, Any]
+    counters: torch.Tensor | None = None
 
 
-def _copy(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    order: tuple[int, ...],
-    packing: bool,
-    pieces: int,
-    padded: int,
-) -> None:
-    raw, packed = (source, target) if packing else (target, source)
-    _copy_tiles[(len(order) // TILE_ROWS, source.shape[0])](
-        raw.view(torch.int32),
-        packed.view(torch.int32),
-        _int32(order, source.device),
-        len(order),
-        pieces,
-        PADDED=padded,
-        UNPACK=not packing,
-        num_warps=WARPS,
-    )
+class _Work:
+    """One move of all experts: which programs do it, in place or through scratch."""
+
+    def __init__(
+        self,
+        raw: torch.Tensor,
+        packed: torch.Tensor,
+        order: tuple[int, ...],
+        unit_items: int,
+        unit_rows: int,
+        item_bytes: int,
+        packing: bool,
+        *,
+        kind: int = 16,
+    ) -> None:
+        self.raw, self.packed, self.packing, self.kind = raw, packed, packing, kind
+        self.unit_items, self.item_bytes = unit_items, item_bytes
+        self.items = len(order) // unit_rows * unit_items
+        self.rows = _int32(order, raw.device)
+        self.in_order = order == tuple(range(len(order)))
+        self.in_place = raw.data_ptr() == packed.data_ptr()
+
+    def run(self, launch: Callable[[torch.Tensor, torch.Tensor, _Part], None]) -> None:
+        alone = (PACK if self.packing else UNPACK)[self.kind]
+        if not self.in_place or self.in_order:
+            launch(self.raw, self.packed, self._part(alone, len(self.raw)))
+            return
+        if self._run_together(launch):
+            return
+        source, target = (self.raw, self.packed) if self.packing else (self.packed, self.raw)
+        scratch = torch.empty_like(source[:1])
+        self.in_place = False
+        for expert in range(len(source)):
+            scratch.copy_(source[expert : expert + 1])
+            one = target[expert : expert + 1]
+            raw, packed = (scratch, one) if self.packing else (one, scratch)
+            launch(raw, packed, self._part(alone, 1))
+
+    def _part(self, limits: Limits, groups: int) -> _Part:
+        step = min(limits.held // self.item_bytes, self.items)
+        if self.in_place:  # whole units
+            step = max(step // self.unit_items, 1) * self.unit_items
+        padded = triton.next_power_of_2(step)
+        options = {"ITEMS": padded, "MEET": False, "num_warps": limits.warps}
+        return _Part(step, triton.cdiv(self.items, step), groups, options)
+
+    def _run_together(self, launch: Callable[[torch.Tensor, torch.Tensor, _Part], None]) -> bool:
+        """Launches programs that are all on the GPU at once, so that they may wait for each other."""
+        limits = TOGETHER[self.kind]
+        part = self._part(limits, len(self.raw))
+        if part.members == 1:
+            launch(self.raw, self.packed, part)
+            return True
+        # The interpreter runs one program after another. On AMD nobody has seen programs wait for each other
+        # yet, and one that waits for ever would hang the load.
+        if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip:
+            return False
+        part.options |= {"MEET": True, "launch_cooperative_grid": True}
+        for beside in range(limits.beside, 0, -1):
+            at_once = beside * _processors(self.raw.device)
+            part.groups = min(at_once // part.members, len(self.raw))
+            if part.groups < 1:
+                return False
+            part.counters = torch.zeros(part.groups, dtype=torch.int32, device=self.raw.device)
+            try:
+                launch(self.raw, self.packed, part)
+            except RuntimeError as error:
+                if "cooperative" not in str(error):
+                    raise
+                logger.debug("%d programs do not run at once: %s", at_once, error)
+            else:
+                return True
+        return False
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.lru_cache(maxsize=32)
-def _int32(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def _int32(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
-
-
-@functools.lru_cache(maxsize=32)
-def _cycles(
-    order: tuple[int, ...], packing: bool, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The cycles of the permutation of tiles, and where each starts; None if it moves parts of tiles."""
-    goes_to = {}
-    for tile in range(len(order) // TILE_ROWS):
-        rows = order[tile * TILE_ROWS : (tile + 1) * TILE_ROWS]
-        if rows[0] % TILE_ROWS or rows != tuple(range(rows[0], rows[0] + TILE_ROWS)):
-            return None
-        raw = rows[0] // TILE_ROWS
-        goes_to[raw if packing else tile] = tile if packing else raw
-    tiles, starts, left = [], [0], set(goes_to)
-    while left:
-        tile = min(left)
-        while tile in left:
-            left.discard(tile)
-            tiles.append(tile)
-            tile = goes_to[tile]
-        starts.append(len(tiles))
-    return _int32(tuple(tiles), device), _int32(tuple(starts), device)

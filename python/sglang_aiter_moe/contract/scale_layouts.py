@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from sglang_aiter_moe.contract import _bytes
+from sglang_aiter_moe.contract.layouts import interleaved_row
 from sglang_aiter_moe.errors import ContractError
 
 #: E8M0 for 1.0 (OCP MX spec: 2**(byte - 127)).
@@ -68,6 +69,8 @@ class ScaleLayout(ABC):
         source = _bytes.as_bytes(raw, what)
         self.check(source.shape, what=what)
         target = _bytes.output_for(source, self.packed_shape(source.shape), out, what)
+        if self._moved_on_gpu(source, target, gate_up_interleaved, packing=True):
+            return _result(raw, target, out)
         units = self._units(source, gate_up_interleaved)
         index = _index(self, tuple(units.shape[1:]), gate_up_interleaved).to(source.device)
         flat = target.view(-1)
@@ -80,24 +83,9 @@ class ScaleLayout(ABC):
                 _bytes.copy(taken[:-1].view(units[expert].shape), units[expert])
                 _bytes.gather(taken, index, flat[expert * size : (expert + 1) * size])
 
-        kernels = _bytes.gpu_moves(units, target) if units.is_contiguous() else None
-        if kernels is not None and not _bytes.overlaps(source, target):
-            kernels.gather_bytes(
-                units.view(-1),
-                flat[: len(units) * size],
-                _index32(self, tuple(units.shape[1:]), gate_up_interleaved, source.device),
-                experts=len(units),
-                pad=PAD_SCALE,
-            )
-        elif kernels is not None and not gate_up_interleaved and self._stays_in_blocks(units.shape):
-            block = (SUPER_ROW, units.shape[2])
-            kernels.permute_blocks(flat, _index32(self, block, False, source.device))
-        else:
-            _bytes.for_each(len(units), move, source, most=2)
+        _bytes.for_each(len(units), move, source, most=2)
         flat[len(units) * size :].fill_(PAD_SCALE)
-        if out is not None:
-            return out
-        return target if raw.dtype == torch.uint8 else target.view(raw.dtype)
+        return _result(raw, target, out)
 
     def unpack(
         self,
@@ -129,6 +117,8 @@ class ScaleLayout(ABC):
                 fix="pass the raw shape and layout that the plan gives",
             )
         target = _bytes.output_for(source, shape, out, what)
+        if self._moved_on_gpu(target, source, gate_up_interleaved, packing=False):
+            return _result(packed, target, out)
         units = self._units(target, gate_up_interleaved)
         forward = _index(self, tuple(units.shape[1:]), gate_up_interleaved)
         count = units[0].numel()
@@ -145,20 +135,8 @@ class ScaleLayout(ABC):
                 _bytes.gather(flat[expert * size : (expert + 1) * size], index, restored)
                 _bytes.copy(rows, restored.view(rows.shape))
 
-        kernels = _bytes.gpu_moves(source, units) if units.is_contiguous() else None
-        if kernels is not None and not _bytes.overlaps(source, target):
-            kernels.gather_bytes(
-                flat[: len(units) * size],
-                units.view(-1),
-                index.int(),
-                experts=len(units),
-                pad=PAD_SCALE,
-            )
-        else:
-            _bytes.for_each(len(units), move, source, most=2)
-        if out is not None:
-            return out
-        return target if packed.dtype == torch.uint8 else target.view(packed.dtype)
+        _bytes.for_each(len(units), move, source, most=2)
+        return _result(packed, target, out)
 
     def index_map(self, shape: Sequence[int], *, gate_up_interleaved: bool = False) -> torch.Tensor:
         """Where each packed byte of raw scales ``[E, N, K/32]`` comes from.
@@ -175,9 +153,32 @@ class ScaleLayout(ABC):
         missing = torch.Size(self.packed_shape(shape)).numel() - len(units) * one.numel()
         return torch.cat([*parts, torch.full((missing,), -1)])
 
-    def _stays_in_blocks(self, shape: Sequence[int]) -> bool:
-        """Whether every 32 raw rows fill the same bytes once they are packed, in another order."""
-        return self.columns(shape[2]) == shape[2] and not self.mixes_gate_up
+    def source_rows(self, rows: int) -> torch.Tensor:
+        """int64 ``[rows]``: the raw row, gate half first, at each position in blocks of 32 packed rows."""
+        return torch.arange(rows)
+
+    def _moved_on_gpu(
+        self, raw: torch.Tensor, packed: torch.Tensor, interleaved: bool, *, packing: bool
+    ) -> bool:
+        """Whether the GPU's kernels took these."""
+        kernels = _bytes.gpu_moves(raw, packed)
+        if kernels is None or not kernels.takes_scales(raw, packed):
+            return False
+        experts, rows, k = raw.shape
+        order = self.source_rows(rows)
+        flat = packed.view(-1)
+        size = experts * rows * self.columns(k)
+        kernels.move_scales(
+            raw,
+            flat[:size],
+            interleaved_row(order, rows) if interleaved else order,
+            swizzled=isinstance(self, _Swizzled),
+            pad=PAD_SCALE,
+            packing=packing,
+        )
+        if packing:
+            flat[size:].fill_(PAD_SCALE)
+        return True
 
     def _units(self, raw: torch.Tensor, interleaved: bool) -> torch.Tensor:
         """The raw tensor as the blocks that are laid out one after another: one per expert."""
@@ -252,6 +253,9 @@ class A16W4GateUpScale(_Swizzled):
     name = "a16w4_gate_up"
     mixes_gate_up = True
 
+    def source_rows(self, rows: int) -> torch.Tensor:
+        return torch.arange(rows).view(2, -1, 16).transpose(0, 1).reshape(-1)
+
     def _block(self, rows: torch.Tensor) -> torch.Tensor:
         split = rows.unflatten(0, (2, -1, 16)).unflatten(3, (-1, 2, 4))
         return split.permute(1, 3, 5, 2, 4, 0)
@@ -288,6 +292,9 @@ class N32K4GateUpScale(N32K4Scale):
 
     name = "n32k4_gate_up"
     mixes_gate_up = True
+
+    def source_rows(self, rows: int) -> torch.Tensor:
+        return torch.arange(rows).view(2, -1).transpose(0, 1).reshape(-1)
 
     def _block(self, rows: torch.Tensor) -> torch.Tensor:
         split = rows.unflatten(0, (2, -1, SUPER_ROW // 2)).unflatten(3, (-1, 4))
@@ -334,12 +341,10 @@ def _index(layout: ScaleLayout, shape: tuple[int, int], interleaved: bool) -> to
     return layout._block(block).reshape(-1).contiguous()
 
 
-@functools.lru_cache(maxsize=16)
-def _index32(
-    layout: ScaleLayout, shape: tuple[int, int], interleaved: bool, device: torch.device
-) -> torch.Tensor:
-    """:func:`_index` as the GPU kernels take it."""
-    return _index(layout, shape, interleaved).int().to(device)
+def _result(given: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    if out is not None:
+        return out
+    return target if given.dtype == torch.uint8 else target.view(given.dtype)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -12,44 +12,45 @@ from sglang_aiter_moe.contract import device_moves as moves
 from sglang_aiter_moe.testing.triton_compile import build
 
 TARGETS = {"gfx950": GPUTarget("hip", "gfx950", 64), "sm_90": GPUTarget("cuda", 90, 32)}
-#: K3's w13 at TP8: 112 pieces of 16 bytes a row; 112 scales a row.
-KERNELS = {
-    "rotate": (
-        moves._rotate_tiles,
-        {"PADDED": 2048, "UNPACK": False},
-        {"data_ptr": "i32", "tiles_ptr": "i32", "starts_ptr": "i32"},
-        moves.WARPS,
-    ),
-    "rotate back": (
-        moves._rotate_tiles,
-        {"PADDED": 2048, "UNPACK": True},
-        {"data_ptr": "i32", "tiles_ptr": "i32", "starts_ptr": "i32"},
-        moves.WARPS,
-    ),
-    "copy": (
-        moves._copy_tiles,
-        {"PADDED": 2048, "UNPACK": False},
-        {"raw_ptr": "i32", "packed_ptr": "i32", "rows_ptr": "i32"},
-        moves.WARPS,
-    ),
-    "gather": (
-        moves._gather_bytes,
-        {"PAD": 127, "BLOCK": 4096},
-        {"source_ptr": "u8", "target_ptr": "u8", "index_ptr": "i32"},
-        moves.WARPS,
-    ),
-    "permute": (
-        moves._permute_blocks,
-        {"PADDED": 4096},
-        {"data_ptr": "u8", "index_ptr": "i32"},
-        4,
-    ),
+_ARGUMENTS = {
+    "raw_ptr": "i32",
+    "packed_ptr": "i32",
+    "rows_ptr": "i32",
+    "counters_ptr": "i32",
 }
+#: K3 at TP8: w13 has 112 pieces of 16 bytes and 112 scales a row, w2 12 scales a row.
+_TILES = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False}
+_SWIZZLED = {"ITEMS": 512, "IN_ORDER": False, "MEET": False, "EVEN": True, "PAD": 0x7F7F7F7F}
+_N32K4 = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False}
+_TOGETHER = {"ITEMS": moves.TOGETHER[16].held // 16, "IN_ORDER": False, "MEET": True}
+_SCALES_TOGETHER = _SWIZZLED | {"ITEMS": moves.TOGETHER[4].held // 16, "MEET": True}
+
+
+def kernels() -> dict[str, tuple]:
+    """Name -> kernel, constants, warps."""
+    found = {}
+    for way, unpack in (("pack", False), ("unpack", True)):
+        for name, kernel, constants, warps in (
+            ("tiles", moves.move_tiles, _TILES, moves.PACK[16].warps),
+            ("tiles, together", moves.move_tiles, _TOGETHER, moves.TOGETHER[16].warps),
+            ("swizzled", moves.move_swizzled, _SWIZZLED, moves.PACK[4].warps),
+            (
+                "swizzled, odd",
+                moves.move_swizzled,
+                _SWIZZLED | {"EVEN": False},
+                moves.PACK[4].warps,
+            ),
+            ("swizzled, together", moves.move_swizzled, _SCALES_TOGETHER, moves.TOGETHER[4].warps),
+            ("n32k4", moves.move_n32k4, _N32K4, moves.PACK[4].warps),
+        ):
+            found[f"{name}, {way}"] = kernel, constants | {"UNPACK": unpack}, warps
+    return found
 
 
 def read(arch: str, name: str) -> dict:
     """What the code of one kernel has."""
-    kernel, constants, types, warps = KERNELS[name]
+    kernel, constants, warps = kernels()[name]
+    types = _ARGUMENTS | ({"raw_ptr": "i64"} if constants.get("EVEN") else {})
     compiled = build(kernel, constants, types, TARGETS[arch], num_warps=warps)
     if arch == "sm_90":
         text = compiled.asm["ptx"]
@@ -69,11 +70,12 @@ def read(arch: str, name: str) -> dict:
         "loads": found_loads,
         "stores": found_stores,
         "spills": spills,
+        "shared": compiled.metadata.shared,
         "barrier_before_store": bool(re.search(barrier, text[:first_store])),
     }
 
 
 if __name__ == "__main__":
     for arch in TARGETS:
-        for name in KERNELS:
+        for name in kernels():
             print(json.dumps(read(arch, name)))
