@@ -19,6 +19,7 @@ from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.metrics import cosine, logits_diff
 from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import AiterRunnerCore
 from sglang_aiter_moe.srt.layers.quantization.mxfp4 import prepare_weights
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import WEIGHTS
 from sglang_aiter_moe.verify import harness
 from sglang_aiter_moe.verify.batches import Batch
 from sglang_aiter_moe.verify.cases import (
@@ -154,7 +155,8 @@ def swap_gate_up(module: torch.nn.Module) -> None:
 
 
 def put_raw_weights_back(module: torch.nn.Module, raw: torch.nn.Module) -> None:
-    """Overwrites the packed weights, but not their scales, with checkpoint bytes."""
+    """Overwrites the packed weights, but not their scales, with checkpoint bytes, and nobody watches them."""
+    setattr(module, WEIGHTS, None)
     for name in ("w13_weight", "w2_weight"):
         getattr(module, name).data.copy_(getattr(raw, name).data)
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from sglang_aiter_moe.checkpoint.offline import pack_checkpoint
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.srt.layers.quantization import mxfp4, mxfp4_reload
 from sglang_aiter_moe.srt.model_executor.model_runner_components import weight_updater
 from sglang_aiter_moe.testing import plans
@@ -38,15 +39,19 @@ class Updater:
         self.model.layers = torch.nn.ModuleList([torch.nn.Module()])
         self.model.layers[0].mlp = torch.nn.Module()
         self.model.layers[0].mlp.experts = self.experts
+        self.model.layers[0].mlp.gate = torch.nn.Linear(2, 2, bias=False)
+        self.model.layers[0].mlp.register_buffer("bias", torch.ones(2))
         self.before = packed_bytes(self.experts)
 
+        self.whole = torch.nn.Module()
+        self.whole.model = self.model
+
     def get_model(self):
-        return SimpleNamespace(
-            modules=self.model.modules,
-            named_modules=lambda: (
-                (f"model.{name}", module) for name, module in self.model.named_modules()
-            ),
-        )
+        return self.whole
+
+    @property
+    def gate(self):
+        return self.model.layers[0].mlp.gate.weight
 
     @property
     def unchanged(self):
@@ -56,7 +61,7 @@ class Updater:
 @pytest.fixture
 def updater():
     yield Updater()
-    assert not mxfp4_reload._written and mxfp4_reload._depth == 0
+    assert not mxfp4_reload.RUNNING.written and mxfp4_reload.RUNNING.depth == 0
 
 
 def never(*_, **__):
@@ -142,6 +147,91 @@ def test_a_failure_that_sglang_reports_is_one(updater, monkeypatch, staging):
     assert updater.unchanged is (staging == "host")
     state = mxfp4_reload.weights_of(updater.experts)
     assert (state.invalid is None) is (staging == "host")
+
+
+GATE = "model.layers.0.mlp.gate.weight"
+
+
+def half_way(updater, *, success=False, experts=False):
+    """SGLang's method: writes the router and its buffer, then fails."""
+
+    def run(*_):
+        updater.gate.data.fill_(7)
+        updater.model.layers[0].mlp.bias.fill_(7)
+        if experts:
+            load(updater.experts, random_raw(SPEC, 2), [0])
+        return success, "connection lost"
+
+    return run
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_other_tensors_are_undone_where_a_copy_exists(updater, monkeypatch, experts):
+    monkeypatch.setenv(mxfp4_reload.STAGING, "host")
+    before = updater.gate.clone()
+    tensors = [*sent(), (GATE, torch.zeros(2, 2))]
+    success, _ = weight_updater.from_tensor(half_way(updater, experts=experts), updater, tensors)
+    assert not success and updater.unchanged and torch.equal(updater.gate, before)
+    assert torch.equal(updater.model.layers[0].mlp.bias, torch.ones(2))
+    mxfp4.moe_quant_info(updater.experts)
+
+
+def test_other_tensors_that_are_half_way_make_every_call_refuse(updater):
+    tensors = [(GATE, torch.zeros(2, 2)), ("model.norm.weight", torch.zeros(2))]
+    assert not weight_updater.from_tensor(half_way(updater), updater, tensors)[0]
+    with pytest.raises(ContractError, match="2 tensors beside the experts are open"):
+        mxfp4.moe_quant_info(updater.experts)
+    assert bool((updater.experts.w2_weight_scale == 0xFF).all())  # for captured graphs
+    done = lambda *_: (True, "done")  # noqa: E731
+    assert weight_updater.from_tensor(done, updater, tensors[:1])[0]
+    with pytest.raises(ContractError, match=r"model\.norm\.weight"):
+        mxfp4.moe_quant_info(updater.experts)
+    # An update of experts alone says nothing about the norm.
+    new = random_raw(SPEC, 2)
+    load_new = lambda *_: (load(updater.experts, new), (True, "done"))[1]  # noqa: E731
+    assert weight_updater.from_tensor(load_new, updater, sent())[0]
+    with pytest.raises(ContractError, match=r"model\.norm\.weight"):
+        mxfp4.moe_quant_info(updater.experts)
+    assert bool((updater.experts.w2_weight_scale == 0xFF).all())
+    assert weight_updater.from_tensor(done, updater, tensors[1:])[0]
+    mxfp4.moe_quant_info(updater.experts)
+    assert same(packed_bytes(updater.experts), packed_bytes(loaded_layer(PLAN, new)))
+
+
+def test_an_update_without_names_is_healed_by_a_whole_checkpoint(updater, tmp_path):
+    done = lambda *_: (True, "done")  # noqa: E731
+    assert not weight_updater.from_ipc(half_way(updater), updater, None)[0]
+    assert weight_updater.from_tensor(done, updater, [(GATE, torch.zeros(2, 2))])[0]
+    with pytest.raises(ContractError, match="without names"):
+        mxfp4.moe_quant_info(updater.experts)
+    save_file(dict(sent()), tmp_path / "model.safetensors")
+    only_experts = lambda name: "experts" in name  # noqa: E731
+    assert weight_updater.from_disk(done, updater, str(tmp_path), "auto", only_experts)[0]
+    with pytest.raises(ContractError, match="without names"):
+        mxfp4.moe_quant_info(updater.experts)
+    assert weight_updater.from_disk(done, updater, str(tmp_path), "auto")[0]
+    mxfp4.moe_quant_info(updater.experts)
+    assert updater.unchanged
+
+
+def test_a_failed_update_of_experts_alone_leaves_the_others_out(updater):
+    assert not weight_updater.from_tensor(lambda *_: (False, "no"), updater, sent())[0]
+    mxfp4.moe_quant_info(updater.experts)
+
+
+def test_an_update_that_writes_around_the_loaders_fails(updater):
+    """A custom loader, with views that it took long before."""
+    view = updater.experts.w13_weight.data
+    mxfp4.moe_quant_info(updater.experts)
+
+    def custom(*_):
+        view.copy_(random_raw(SPEC, 2)["w13_weight"])
+        return True, "done"
+
+    success, message = weight_updater.from_tensor(custom, updater, sent(), "custom.loader")
+    assert not success and "did not come through the weight_loader" in message
+    with pytest.raises(ContractError, match="no valid weights"):
+        mxfp4.moe_quant_info(updater.experts)
 
 
 def test_a_bad_staging_is_told_before_the_update(updater, monkeypatch):

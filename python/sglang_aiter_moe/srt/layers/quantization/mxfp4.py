@@ -70,7 +70,8 @@ def prepare_weights(layer: Any, plan: MoePlan) -> None:
             that was opened for an update (:mod:`.mxfp4_reload`) is packed again, where it was.
 
     Raises:
-        ContractError: the tensors do not fit the plan, or the layer is laid out otherwise.
+        ContractError: the tensors do not fit the plan, the layer is laid out otherwise, or somebody wrote to it
+            around its loaders.
     """
     prepared = getattr(layer, PLAN, None)
     state = weights_of(layer)
@@ -84,6 +85,7 @@ def prepare_weights(layer: Any, plan: MoePlan) -> None:
         setattr(layer, PLAN, plan)
         if state is not None:
             state.plan = plan
+            state.verify()
             state.close()
         return
     forms = raw_forms(layer, plan)
@@ -135,7 +137,8 @@ def moe_quant_info(layer: Any, expert_mask: torch.Tensor | None = None) -> Aiter
         expert_mask: with expert parallelism, the dispatcher's.
 
     Raises:
-        ContractError: the layer is not prepared, is being updated, or an update of it failed.
+        ContractError: the layer is not prepared, is being updated, an update of it failed, or somebody wrote to
+            it around its loaders.
     """
     plan = getattr(layer, PLAN, None)
     if plan is None:
@@ -145,10 +148,14 @@ def moe_quant_info(layer: Any, expert_mask: torch.Tensor | None = None) -> Aiter
             fix="call prepare_weights(layer, plan_moe(spec, target)) once the checkpoint is loaded",
         )
     state = weights_of(layer)
-    if state is not None and (state.opened or state.invalid):
-        state.refuse_call()
     w13, w2 = getattr(layer, OPERANDS)
+    if state is not None and not state.is_callable:
+        state.refuse_call()
+        if not is_traced_or_captured(w13):
+            state.verify()
     if not is_traced_or_captured(w13) and not _shares(w13, layer.w13_weight, w2, layer.w2_weight):
+        if state is not None:
+            state.verify()
         mark_prepared(layer, plan)
         w13, w2 = getattr(layer, OPERANDS)
     has_bias = plan.spec.has_bias

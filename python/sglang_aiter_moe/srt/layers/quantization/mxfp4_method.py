@@ -32,6 +32,7 @@ from sglang_aiter_moe.srt.layers.quantization.mxfp4_packed import (
     raw_forms_of,
     stored_for,
 )
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_progress import PROGRESS
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import (
     WEIGHTS,
     LayerWeights,
@@ -146,6 +147,7 @@ def create_weights(
     columns = -(-intermediate_size_per_partition // BLOCK) * BLOCK
     plan = plan_moe(spec_of(layer, hidden_size, columns, with_bias), target())
     setattr(layer, PLANNED, plan)
+    PROGRESS.planned(layer)
     setattr(layer, STORED, stored_for(layer, plan))
     method.num_experts, method.with_bias = num_experts, with_bias
     method.hidden_size, method.hidden_pad = plan.padded_hidden_size, plan.hidden_pad
@@ -210,8 +212,15 @@ def process_weights_after_loading(method: Any, layer: Any) -> None:
         stored.check_filled(plan, {name: getattr(layer, name).data for name in forms})
         mark_prepared(layer, plan)
         setattr(layer, WEIGHTS, LayerWeights(layer, plan, forms))
-        return
-    prepare_weights(layer, plan)
+    else:
+        prepare_weights(layer, plan)
+    PROGRESS.done(layer, _rank())
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    up = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_rank() if up else 0
 
 
 def apply(method: Any, layer: Any, dispatch_output: Any) -> Any:

@@ -17,7 +17,12 @@ import torch
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.srt.layers.quantization import mxfp4_reload
 from sglang_aiter_moe.srt.layers.quantization.mxfp4 import restore_raw
-from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import LayerWeights, weights_of
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_others import Others
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import (
+    RUNNING,
+    LayerWeights,
+    weights_of,
+)
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_update_check import Described, check_update
 
 logger = logging.getLogger(__name__)
@@ -62,7 +67,8 @@ def from_disk(original: Any, updater: Any, model_path: str, *args: Any, **kwargs
             raise _Unsuccessful(result)
         return result
 
-    return _update(updater, lambda: _in_files(model_path), run, checked=False)
+    chosen = kwargs.get("weight_name_filter", args[1] if len(args) > 1 else None)
+    return _update(updater, lambda: _in_files(model_path), run, checked=False, chosen=chosen)
 
 
 def from_tensor(
@@ -114,6 +120,7 @@ def end_session(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return original(updater, *args, **kwargs)
     finally:
+        Others.of(updater.get_model()).end()
         mxfp4_reload.end_session()
 
 
@@ -129,21 +136,45 @@ def _update(
     run: Callable[[], tuple[bool, str]],
     *,
     checked: bool = True,
+    chosen: Callable[[str], bool] | None = None,
 ) -> tuple[bool, str]:
-    states = states_in(updater.get_model())
+    """Runs one update: checked, whole or undone, and the model refused where it is neither.
+
+    Args:
+        updater: SGLang's.
+        described: its tensors, as far as anybody can tell.
+        run: SGLang's method.
+        checked: a result without success is a failure.
+        chosen: which of the tensors are read; all by default.
+    """
+    model = updater.get_model()
+    states = states_in(model)
     if not states:
         return run()
+    others = None
     try:
         mxfp4_reload.staging()
-        check_update(described(), states)
+        tensors = list(described())
+        check_update(tensors, states)
+        others = Others.of(model)
+        names = [name for name, _, _ in tensors if chosen is None or chosen(name)]
+        others.begin(model, states, names)
         with mxfp4_reload.updating():
             result = run()
             if checked and not result[0]:
                 raise _Unsuccessful(result)
-            return result
-    except _Unsuccessful as error:
-        return error.result
+            for state in states:
+                state.verify()
+        if result[0]:
+            others.succeeded(states, whole=not checked and chosen is None)
+        if RUNNING.depth == 0:
+            others.end()
+        return result
     except Exception as error:
+        if others is not None:
+            others.failed(states, str(error))
+        if isinstance(error, _Unsuccessful):
+            return error.result
         logger.exception("the weight update failed")
         return False, f"{type(error).__name__}: {error}"
 

@@ -178,8 +178,14 @@ def test_control_a_broken_step_collapses(flags, monkeypatch, name, wrong):
         layer.aiter_moe_plan = plan
     elif wrong == "unshuffled":
         layer = prepared(raw, plan)
+        packed_scales = layer.w13_weight_scale.clone(), layer.w2_weight_scale.clone()
         layer.w13_weight.copy_(raw.experts.w13)
         layer.w2_weight.copy_(raw.experts.w2)
+        with portable.installed(force=True), pytest.raises(ContractError, match="weight_loader"):
+            execute(raw, plan, layer=layer)
+        layer.aiter_moe_weights = None  # without that guard
+        layer.w13_weight_scale.data = packed_scales[0]
+        layer.w2_weight_scale.data = packed_scales[1]
     else:
         layer = prepared(raw, plan)
         flags(MODES["A16W4" if name == "A8W4" else "A8W4"])

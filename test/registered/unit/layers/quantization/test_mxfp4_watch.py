@@ -1,0 +1,156 @@
+"""Bytes that reach a packed parameter around its ``weight_loader`` are never served."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.srt.layers.quantization import mxfp4
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import updating, weights_of
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_watch import checksum
+from sglang_aiter_moe.testing import plans
+from sglang_aiter_moe.testing.loaded_layers import (
+    load,
+    loaded_layer,
+    packed_bytes,
+    random_raw,
+    same,
+)
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=15, suite="base-a-test-cpu")
+
+PLAN = plans.plan(plans.situv2(4, 2, 256, 128), {plans.A8W4: "1"})
+
+
+@pytest.fixture
+def layer():
+    return loaded_layer(PLAN, random_raw(PLAN.spec, 1))
+
+
+def raw_over_the_whole(layer):
+    layer.w13_weight.data.copy_(random_raw(PLAN.spec, 2)["w13_weight"])
+
+
+def the_same_weights_raw(layer):
+    layer.w2_weight.data.copy_(random_raw(PLAN.spec, 1)["w2_weight"])
+
+
+def one_expert(layer):
+    """One that no fingerprint samples."""
+    layer.w13_weight.data[1].copy_(random_raw(PLAN.spec, 1)["w13_weight"][1])
+
+
+def one_byte_of_a_scale(layer):
+    layer.w2_weight_scale.data.view(-1)[77] ^= 1
+
+
+def without_data(layer):
+    with torch.no_grad():
+        layer.w2_weight.copy_(random_raw(PLAN.spec, 2)["w2_weight"])
+
+
+def load_state_dict(layer):
+    raw = random_raw(PLAN.spec, 2)
+    layer.load_state_dict({"w13_weight": raw["w13_weight"]}, strict=False)
+
+
+def other_memory(layer):
+    layer.w13_weight.data = random_raw(PLAN.spec, 2)["w13_weight"]
+
+
+def another_parameter(layer):
+    raw = random_raw(PLAN.spec, 2)["w13_weight"]
+    layer.w13_weight = torch.nn.Parameter(raw, requires_grad=False)
+
+
+WRITES = (
+    raw_over_the_whole,
+    the_same_weights_raw,
+    one_expert,
+    one_byte_of_a_scale,
+    without_data,
+    load_state_dict,
+    other_memory,
+    another_parameter,
+)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_the_next_call_refuses(layer, write):
+    write(layer)
+    for _ in range(2):  # the second look must not forget what the first one saw
+        with pytest.raises(ContractError, match="did not come through the weight_loader"):
+            mxfp4.moe_quant_info(layer)
+    # Captured graphs ask nobody: they get NaN.
+    assert bool((layer.w13_weight_scale == 0xFF).all())
+    assert bool((layer.w2_weight_scale == 0xFF).all())
+
+
+@pytest.mark.parametrize("write", [raw_over_the_whole, the_same_weights_raw, one_expert])
+def test_processing_again_refuses_too(layer, write):
+    write(layer)
+    with pytest.raises(ContractError, match="did not come through"):
+        mxfp4.prepare_weights(layer, PLAN)
+
+
+def test_a_full_update_makes_the_layer_valid_again(layer):
+    one_expert(layer)
+    with pytest.raises(ContractError):
+        mxfp4.moe_quant_info(layer)
+    new = random_raw(PLAN.spec, 3)
+    with updating():
+        load(layer, new)
+    mxfp4.moe_quant_info(layer)
+    assert same(packed_bytes(layer), packed_bytes(loaded_layer(PLAN, new)))
+
+
+def test_who_only_reads_is_not_refused(layer):
+    assert weights_of(layer).is_callable
+    layer.w13_weight.data.sum()
+    assert not weights_of(layer).is_callable
+    mxfp4.moe_quant_info(layer)
+    assert weights_of(layer).is_callable
+
+
+def test_what_loaders_and_state_dicts_do_to_a_parameter_still_works(layer):
+    parameter = layer.w13_weight
+    assert isinstance(parameter, torch.nn.Parameter) and parameter.weight_loader
+    assert type(layer.state_dict()["w13_weight"]) is torch.Tensor
+    twin = copy.deepcopy(parameter)
+    assert torch.equal(twin, parameter)
+    compiled = torch.compile(
+        lambda: layer.w13_weight_scale.float().sum(), backend="eager", fullgraph=True
+    )
+    assert compiled() == layer.w13_weight_scale.float().sum()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pieces=st.integers(2, 40),
+    swap=st.tuples(st.integers(0, 39), st.integers(0, 39)),
+    seed=st.integers(0, 9),
+)
+def test_a_checksum_tells_where_bytes_are(pieces, swap, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.randint(0, 256, (pieces, 16), dtype=torch.uint8, generator=generator)
+    a, b = (i % pieces for i in swap)
+    moved = tensor.clone()
+    moved[[a, b]] = tensor[[b, a]]
+    assert (checksum(moved) == checksum(tensor)) is torch.equal(moved, tensor)
+
+
+def test_a_checksum_of_a_transposed_tensor_and_of_odd_sizes():
+    table = torch.arange(64 * 64, dtype=torch.int32).view(64, 64)
+    assert checksum(table) != checksum(table.T.contiguous())
+    odd = torch.arange(21, dtype=torch.uint8)
+    assert checksum(odd) != checksum(odd.flip(0)) and checksum(odd) == checksum(odd.clone())
+    assert checksum(torch.zeros(8)) != checksum(torch.ones(8))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
