@@ -18,6 +18,7 @@ from functools import partial
 from packaging.version import InvalidVersion, Version
 
 from sglang_aiter_moe.errors import PatchError
+from sglang_aiter_moe.patches.in_tree import in_tree
 from sglang_aiter_moe.patches.install import install, uninstall, verify
 from sglang_aiter_moe.patches.model import Patch, State, Status
 from sglang_aiter_moe.patches.table import GUARD, PATCHES
@@ -53,14 +54,18 @@ def register() -> None:
     if not enabled():
         logger.info("sglang-aiter-moe is switched off: %s=%s", ENABLE, os.environ.get(ENABLE))
         return
-    problem = release_problem() or backend_problem()
+    applied, problem = in_tree()
+    problem = problem or release_problem() or backend_problem()
     backend = "inert" if problem else resolve_backend()[0]
     if backend == "portable":
         _install_portable()
     guard = State(GUARD)
     _states.extend((guard, *(State(patch) for patch in PATCHES)))
     for state in _states[1:]:
-        if problem:
+        if applied is not None and state.patch.name in applied.patches:
+            state.status = Status.NOT_NEEDED
+            state.reason = f"in the tree already, from sglang-aiter-moe {applied.version}"
+        elif problem:
             state.refuse(problem)
         elif reason := _not_needed(state.patch, backend):
             state.status, state.reason = Status.NOT_NEEDED, reason

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from sglang_aiter_moe.cli import (
+    apply,
     bench,
     check_tests,
     doctor,
@@ -59,5 +60,6 @@ app.command("prebuild")(prebuild.prebuild)
 app.command("env")(env.env)
 app.command("layout")(layout.layout)
 app.command("eval")(eval.evaluate)
+app.command("apply")(apply.apply)
 app.command("check-tests")(check_tests.check_tests)
 app.add_typer(bench.app, name="bench")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -25,3 +27,18 @@ def acts(sglang_uses_aiter: bool) -> bool:
         sglang_uses_aiter: SGLang's own ``_use_aiter``; the portable AITER counts as well.
     """
     return enabled() and (bool(sglang_uses_aiter) or aiter_api.is_stand_in())
+
+
+def around(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: calls ``function(original, *args, **kwargs)``, or the original while switched off."""
+
+    def decorate(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            if not enabled():
+                return original(*args, **kwargs)
+            return function(original, *args, **kwargs)
+
+        return patched
+
+    return decorate

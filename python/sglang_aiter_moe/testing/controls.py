@@ -5,6 +5,8 @@ CARRIER_CONTROL says what it does:
 
 - ``released``: SGLang's own AITER branch, without our patches, over the portable AITER. What a user of the
   released SGLang gets on an MI350 (to be used with SGLANG_AITER_MOE_ENABLE=0).
+- ``in_tree``: what a machine with AITER brings to an SGLang that has the patch set in its source: AITER
+  (the portable one), and routing that takes its path. For processes without our plugin.
 - ``wrong_layout``: w13 is packed in the layout that the plan did not choose.
 - ``wrong_target``: the patch table names a function that SGLang does not have.
 - ``undone``: after everything was patched, one patch is taken back.
@@ -30,20 +32,26 @@ def register() -> None:
     if control is not None:
         {
             "released": use_released_aiter_branch,
+            "in_tree": provide_aiter,
             "wrong_layout": pack_the_other_layout,
             "wrong_target": name_a_missing_target,
             "undone": undo_a_patch,
         }[control]()
 
 
-def use_released_aiter_branch() -> None:
-    """Sets the module constants that keep SGLang off its AITER branch without ROCm."""
+def provide_aiter() -> None:
+    """Registers the portable AITER, and lets routing on a CPU take the path that it takes on ROCm."""
     from sglang_aiter_moe import portable
 
     if not portable.is_portable(_aiter()):
         portable.install()
-    when_imported(_MXFP4, _open_mxfp4)
     when_imported(_TOPK, _open_topk)
+
+
+def use_released_aiter_branch() -> None:
+    """Sets the module constants that keep SGLang off its AITER branch without ROCm."""
+    provide_aiter()
+    when_imported(_MXFP4, _open_mxfp4)
     when_imported(_RUNNER, _open_runner)
 
 

@@ -330,6 +330,22 @@ def probe_correction_bias() -> dict[str, Any]:
     return found
 
 
+def probe_origin() -> dict[str, Any]:
+    """Whose code runs: SGLang's files, and what of our own package is in this process."""
+    from sglang.srt.layers.quantization import mxfp4
+
+    ours = ("srt", "contract", "patches.glue", "plugin")
+    loaded = [name for name in ours if f"sglang_aiter_moe.{name}" in sys.modules]
+    return {"mxfp4": mxfp4.__file__, "loaded": loaded}
+
+
+def probe_states() -> list[dict[str, str]]:
+    """Every patch of the plugin."""
+    from sglang_aiter_moe import plugin
+
+    return [state.as_dict() for state in plugin.inspect_states()]
+
+
 def probe_doctor() -> list[str]:
     """What ``sglang-aiter-moe doctor`` says about the patches, in this process."""
     from sglang_aiter_moe.cli.doctor_checks import examine
@@ -339,8 +355,6 @@ def probe_doctor() -> list[str]:
 
 
 def main(checkpoints: Path, port: int) -> None:
-    from sglang_aiter_moe import plugin
-
     torch.set_num_threads(1)
     kimi, gpt_oss = checkpoints / "kimi", checkpoints / "gpt_oss"
     config = sglang_process.become_single_rank(kimi, port)
@@ -356,9 +370,12 @@ def main(checkpoints: Path, port: int) -> None:
         "selector": probe_selector,
         "quant_info": probe_quant_info,
         "correction_bias": probe_correction_bias,
-        "states": lambda: [state.as_dict() for state in plugin.inspect_states()],
+        "origin": probe_origin,
+        "states": probe_states,
         "doctor": probe_doctor,
     }
+    if os.environ.get("CARRIER_CONTROL") == "in_tree":
+        del probes["states"], probes["doctor"]  # asking the plugin would put it in
     result: dict[str, Any] = {"release": sglang_process.release()}
     for name, probe in probes.items():
         try:

@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.srt import switch
 from sglang_aiter_moe.srt.layers import zero_copy_context
 from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter_api, expert_ids
 from sglang_aiter_moe.srt.layers.moe.moe_runner.call_arguments import (
@@ -187,7 +188,7 @@ def compute(
         quant_info: weights.
         running_state: what SGLang's permute step left.
         extras: keywords that the caller's SGLang release always sends
-            (``moe_sorting_dispatch_policy`` from 0.5.22).
+            (``moe_sorting_dispatch_policy`` from 0.5.22); None: not sent.
         limit_gate_mode: what a ``swiglu_limit`` without any other writer stands for.
         no_combine_supported: overrides the look at AITER's signature.
 
@@ -234,7 +235,8 @@ def compute(
     )
     if extras:
         for name, value in extras.items():
-            arguments.setdefault(name, value)
+            if value is not None:
+                arguments.setdefault(name, value)
     if no_combine:
         arguments["no_combine"] = True
     elif buffer is not None:
@@ -277,7 +279,7 @@ def delivered(output: Any, runner_input: Any) -> Any:
     result = output.hidden_states
     if not zero_copy_context.is_published() or not isinstance(result, torch.Tensor):
         return output
-    if getattr(runner_input, "output", None) is not None:
+    if not switch.enabled() or getattr(runner_input, "output", None) is not None:
         return output
     buffer = zero_copy_context.get_moe_output_spec(result.shape, result.dtype, result.device)
     if buffer is not None and buffer is not result:
