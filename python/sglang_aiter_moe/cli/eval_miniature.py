@@ -15,7 +15,6 @@ from sglang_aiter_moe.cli.output import termination_as_exit
 from sglang_aiter_moe.evaluation.exact_match import NOISE
 from sglang_aiter_moe.evaluation.miniature_runs import Run, Setting, run, sglang_for, to_json
 
-
 MODES = ("A16W4", "A8W4", "A4W4")
 
 

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sglang_aiter_moe.intree import edit_mxfp4, edit_runner, edit_topk, edit_updates
-from sglang_aiter_moe.intree.anchors import Source, code_of, digest
-
 FILES = {
     "srt/layers/quantization/mxfp4.py": '''
         """MXFP4."""
@@ -234,6 +231,8 @@ def accept(setattr: Callable[[Any, str, Any], None]) -> None:
     Args:
         setattr: pytest's ``monkeypatch.setattr``.
     """
+    from sglang_aiter_moe.intree import edit_mxfp4, edit_runner, edit_topk, edit_updates
+    from sglang_aiter_moe.intree.anchors import Source, code_of, digest
 
     def source(name: str) -> Source:
         return Source(name, textwrap.dedent(FILES[name]).lstrip("\n").encode())
