@@ -294,16 +294,17 @@ _TABLE = (
     Variable(
         "SGLANG_AITER_K3_OPT",
         "Pads Kimi K3's expert width to a multiple of 128 in place of 256: 384 stays 384, a quarter less "
-        "expert memory than 512, and AITER's tuned A4W4 shapes can match.",
+        "expert memory than 512, and AITER's tuned A4W4 shapes can match. The patch set does so either way. "
+        "Hands the router strided logits, without a copy.",
         "false",
-        "SGLang: at weight load.",
+        "SGLang: at import.",
         sglang=sglang_bool(),
     ),
     Variable(
         "SGLANG_USE_AITER_MOE_GU_ITLV",
         "Layers other than SiTUv2 load w13 interleaved, and say so in each call.",
         "true",
-        "SGLang: at weight load.",
+        "SGLang: at weight load, and at every call of a layer with a limit.",
         sglang=sglang_bool("true"),
     ),
     Variable(
@@ -311,7 +312,7 @@ _TABLE = (
         "On gfx950 SiLU layers with few tokens bypass AITER's fused_moe (SGLang 0.5.21 on), with a kernel "
         "that reads the layout as loaded.",
         "true",
-        "SGLang: at every call.",
+        "SGLang: at import.",
         sglang=sglang_bool("true"),
     ),
     Variable(

@@ -32,8 +32,9 @@ def serving(
         int, typer.Option(min=1, help="How often each side is measured: A B, B A, ...")
     ] = 2,
     concurrency: Annotated[
-        str, typer.Option(help="Requests at a time, separated by commas.")
-    ] = ",".join(map(str, sweep.CONCURRENCIES)),
+        str | None,
+        typer.Option(help="Requests at a time, separated by commas. Default: 2,4,8,16,32."),
+    ] = None,
     input_len: Annotated[int, typer.Option(help="Tokens of a prompt.")] = sweep.INPUT_LEN,
     output_len: Annotated[int, typer.Option(help="Tokens of an answer.")] = sweep.OUTPUT_LEN,
     prompts_per: Annotated[
@@ -90,10 +91,11 @@ def serving(
         for side in sides.values():
             tiny.check_side(side)
         model, arguments, env = tiny.write_miniature(folder)
-        client_env, load = tiny.client_environment(env), tiny.tiny_load(folder)
+        client_env = tiny.client_environment(env)
+        load = tiny.tiny_load(folder, _numbers(concurrency) if concurrency else tiny.CONCURRENCIES)
     else:
         load = sweep.Load(
-            _numbers(concurrency),
+            _numbers(concurrency) if concurrency else sweep.CONCURRENCIES,
             input_len,
             output_len,
             prompts_per,

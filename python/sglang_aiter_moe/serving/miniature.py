@@ -62,10 +62,10 @@ def write_conversations(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def tiny_load(folder: Path) -> Load:
+def tiny_load(folder: Path, concurrencies: tuple[int, ...] = CONCURRENCIES) -> Load:
     """The load for it, with its conversations in ``folder``."""
     return Load(
-        CONCURRENCIES,
+        concurrencies,
         INPUT_LEN,
         OUTPUT_LEN,
         PROMPTS_PER,

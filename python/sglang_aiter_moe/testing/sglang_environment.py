@@ -46,7 +46,8 @@ def build(
         _step("torch", [*pip, *torch.split()])
         _step("SGLang 0.5.23", [*pip, "--no-deps", "--no-compile", "-r", str(LOCK)])
         stamp.write_text(wanted)
-    if not (venv / ".project-installed").exists():
+    # Without a checkout there is nothing to install: callers put this package on the path.
+    if (PROJECT / "pyproject.toml").exists() and not (venv / ".project-installed").exists():
         _step("this project", [*pip, "--no-deps", "--editable", str(PROJECT)])
         (venv / ".project-installed").touch()
     folder = venv / "releases"

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,12 @@ def test_the_known_good_run_and_the_known_bad_one_do_not_overlap():
     assert binomial_interval(1, 200).high < binomial_interval(196, 200).low
     # And 0.916 against a gate of 0.92 says nothing at 200 questions.
     assert 0.92 in binomial_interval(183, 200)
+
+
+def test_the_cookbook_quotes_the_intervals():
+    page = (Path(__file__).parents[4] / "docs" / "cookbook" / "kimi-k3.md").read_text()
+    for right in (196, 183):
+        assert str(binomial_interval(right, 200)) in page
 
 
 def test_wider_confidence_is_a_wider_interval():

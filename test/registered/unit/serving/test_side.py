@@ -1,12 +1,15 @@
 """A side is what its settings say, and settings that cannot be are refused."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.serving.miniature import check_side, tiny_load
 from sglang_aiter_moe.serving.side import parse_side
+from sglang_aiter_moe.testing.checkpoints import CarrierConfig
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
@@ -40,6 +43,20 @@ def test_a_running_server_takes_no_settings():
 def test_other_settings_are_refused(setting):
     with pytest.raises(ContractError, match="--b"):
         parse_side("B", [setting])
+
+
+def test_the_miniature_has_no_side_without_the_patch_set():
+    check_side(parse_side("A", ["AITER_SITUV2_A8W4=1"]))
+    with pytest.raises(ContractError, match="--b plugin=off with --miniature"):
+        check_side(parse_side("B", ["plugin=off"]))
+
+
+def test_the_miniatures_conversations_are_in_its_own_words(tmp_path):
+    load = tiny_load(tmp_path, (3,))
+    data = json.loads(load.dataset_path.read_text())
+    assert load.concurrencies == (3,) and len(data) >= 32
+    words = {w for c in data for turn in c["conversations"] for w in turn["value"].split()}
+    assert words <= {f"w{n}" for n in range(CarrierConfig().vocab_size)}
 
 
 if __name__ == "__main__":
