@@ -1,0 +1,104 @@
+"""The kinds of silent failure: told apart by what SGLang packed and AITER read, and where they are public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sglang_aiter_moe.matrix.cells import CHANGES, Cell
+from sglang_aiter_moe.matrix.one_cell import Outcome
+
+_CLEAN = (None, "0", "1")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind.
+
+    Attributes:
+        key: in the JSON.
+        title: for people.
+        public: issues and pull requests that report it; "" where none was found.
+        applies: whether a silently wrong cell is of this kind.
+    """
+
+    key: str
+    title: str
+    public: str
+    applies: Callable[[Cell, Outcome], bool]
+
+
+def _changed_variable(cell: Cell, outcome: Outcome) -> bool:
+    return CHANGES[cell.change] is not None and "layout" in outcome.why
+
+
+def _unclean(cell: Cell, outcome: Outcome) -> bool:
+    return any(flag not in _CLEAN for flag in (cell.a8w4, cell.a4w4)) and "layout" in outcome.why
+
+
+def _has(difference: str) -> Callable[[Cell, Outcome], bool]:
+    return lambda cell, outcome: difference in outcome.why
+
+
+#: In this order: a cell is of the first kind that applies.
+KINDS = (
+    Kind(
+        "laid out twice",
+        "weights are laid out again by a second post-processing or an update",
+        "sglang#28963, sglang#21825",
+        lambda cell, outcome: cell.change in ("process again", "update from disk"),
+    ),
+    Kind(
+        "raw update",
+        "an update writes raw bytes over packed ones",
+        "sglang#21825",
+        lambda cell, outcome: cell.change == "update from tensors",
+    ),
+    Kind(
+        "flag changed after load",
+        "layout fixed at load, mode chosen at each call",
+        "",
+        _changed_variable,
+    ),
+    Kind("another activation", "SiLU and GELU layers run as SwiGLU-OAI", "", _has("activation")),
+    Kind(
+        "spelling",
+        "a SiTUv2 flag that SGLang and AITER read differently",
+        "",
+        lambda cell, outcome: cell.activation == "situv2" and _unclean(cell, outcome),
+    ),
+    Kind(
+        "SiTUv2 layout",
+        "SiTUv2 packed in a layout that its mode does not read",
+        "sglang#33838",
+        lambda cell, outcome: cell.activation == "situv2" and "layout" in outcome.why,
+    ),
+    Kind(
+        "no gate_mode sent",
+        "SwiGLU without a limit goes out as separated over interleaved bytes",
+        "sglang#30993",
+        lambda cell, outcome: cell.activation == "swiglu_unclamped" and "layout" in outcome.why,
+    ),
+    Kind(
+        "gate_mode",
+        "gate_mode says another layout than the bytes have, or AITER's gate_mode decides nothing",
+        "sglang#25580, vllm#50579",
+        _has("layout"),
+    ),
+    Kind(
+        "pads",
+        "columns that hold weights are declared padding",
+        "sglang#27201, aiter#4108",
+        _has("pads"),
+    ),
+    Kind("bias dropped", "AITER picks a kernel that adds no bias", "", _has("bias")),
+    Kind("limit", "the kernel clamps with a built-in limit, or not at all", "", _has("limit")),
+    Kind("betas", "SiTUv2 with other constants than the model's", "", _has("betas")),
+    Kind("other", "not explained by what is recorded", "", lambda cell, outcome: True),
+)
+BY_KEY = {kind.key: kind for kind in KINDS}
+
+
+def kind_of(cell: Cell, outcome: Outcome) -> Kind:
+    """The kind of a silently wrong cell."""
+    return next(kind for kind in KINDS if kind.applies(cell, outcome))

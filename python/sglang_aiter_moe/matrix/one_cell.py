@@ -1,0 +1,284 @@
+"""Runs one cell: SGLang's own loader, layer, quantisation method and AITER runner, from checkpoint to output."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.matrix import expected, rocm
+from sglang_aiter_moe.matrix.cells import CHANGES, Cell
+from sglang_aiter_moe.matrix.layer import (
+    ACTIVATIONS,
+    EXPERTS,
+    PREFIX,
+    SIZES,
+    TOPK,
+    Rank,
+    batch,
+    checkpoint,
+    weights_seed,
+    whole,
+)
+from sglang_aiter_moe.matrix.trace import Trace
+
+_KIMI_QUANTISATION = {
+    "quant_method": "compressed-tensors",
+    "format": "mxfp4-pack-quantized",
+    "ignore": [],
+    "config_groups": {},
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened.
+
+    Attributes:
+        stage: "load", "change" or "call": where an error came up; "done": there is a result.
+        error: type and first line of the error.
+        mode: the mode whose oracle the result agrees with best.
+        diff: its logits_diff; infinite if the result is not finite.
+        why: where the result is wrong, in what the call differs from the layer (:mod:`.trace`).
+    """
+
+    stage: str
+    error_type: str = ""
+    error: str = ""
+    mode: str = ""
+    diff: float = 0.0
+    why: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which has no infinity."""
+        values = {k: v for k, v in asdict(self).items() if v not in ("", 0.0, ())}
+        if self.diff == math.inf:
+            values["diff"] = "inf"
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Outcome:
+        """The inverse; other keys are left alone."""
+        names = {f.name for f in fields(cls)}
+        own = {k: v for k, v in values.items() if k in names}
+        return cls(**own | {"diff": float(own.get("diff", 0.0)), "why": tuple(own.get("why", ()))})
+
+
+class UpdateFailed(Exception):
+    """SGLang reported a weight update as failed; the text is its message."""
+
+
+class Carrier(torch.nn.Module):
+    """What a model is to SGLang's loader and weight updater: one MoE layer, and the models' ways to fill it."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        hidden, inter = SIZES[cell.rows]
+        self.rows = cell.rows
+        self.config = SimpleNamespace(intermediate_size=inter, num_local_experts=EXPERTS)
+        self.quant_config = _quantisation(cell.rows)
+        mlp = torch.nn.Module()
+        mlp.experts = _fused_moe(cell, hidden, inter, self.quant_config)
+        layer = torch.nn.Module()
+        layer.mlp = mlp
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([layer])
+        self.experts_of = [mlp.experts]  # in a list: registered once
+
+    @property
+    def experts(self) -> torch.nn.Module:
+        return self.experts_of[0]
+
+    def load_weights(self, weights: Any) -> None:
+        """As ``GptOssForCausalLM`` and Kimi-K3 do."""
+        if self.rows == "interleaved":
+            from sglang.srt.models.gpt_oss import GptOssForCausalLM
+
+            GptOssForCausalLM._load_mxfp4_experts_weights(self, weights)
+            return
+        from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+
+        parameters = dict(self.named_parameters())
+        mapping = FusedMoE.make_expert_params_mapping(
+            ckpt_gate_proj_name="w1",
+            ckpt_down_proj_name="w2",
+            ckpt_up_proj_name="w3",
+            num_experts=EXPERTS,
+        )
+        for name, tensor in weights:
+            for target, source, expert, shard in mapping:
+                if source in name:
+                    full = name.replace(source, target)
+                    parameter = parameters[full]
+                    parameter.weight_loader(
+                        parameter, tensor, full, shard_id=shard, expert_id=expert
+                    )
+
+
+def _quantisation(rows: str) -> Any:
+    if rows == "halves":
+        from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import (
+            CompressedTensorsConfig,
+        )
+
+        return CompressedTensorsConfig.from_config(_KIMI_QUANTISATION)
+    from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
+
+    return Mxfp4Config.from_config({"quant_method": "mxfp4"})
+
+
+def _fused_moe(cell: Cell, hidden: int, inter: int, quant_config: Any) -> torch.nn.Module:
+    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+
+    return FusedMoE(
+        num_experts=EXPERTS,
+        hidden_size=hidden,
+        intermediate_size=inter,
+        layer_id=0,
+        top_k=TOPK,
+        params_dtype=torch.bfloat16,
+        quant_config=quant_config,
+        prefix=PREFIX,
+        with_bias=cell.bias,
+        gate_up_interleaved=cell.rows == "interleaved",
+        **ACTIVATIONS[cell.activation].fused_moe,
+    )
+
+
+def run(cell: Cell, worker: Worker) -> Outcome:
+    """Runs a cell in the process of ``worker``."""
+    stage, trace = "load", Trace()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(rocm.one_device())
+            trace.watch(rocm.start(cell))
+            rocm.read_modules(cell)
+            stack.enter_context(worker.rank(Rank.of(cell.parallel)))
+            carrier = worker.load(cell)
+            stage = "change"
+            worker.change(cell, carrier)
+            stage = "call"
+            got = call(carrier, cell)
+            mode, diff = expected.closest(cell, got[:, : SIZES[cell.rows][0]])
+    except Exception as error:  # whatever it is, it is what this cell does
+        text = " ".join(str(error).split())
+        return Outcome(stage, type(error).__name__, text[:300])
+    finally:
+        worker.tidy()
+    close = diff < expected.CLOSE.get(mode, 0.0)
+    return Outcome("done", mode=mode, diff=diff, why=() if close else tuple(trace.differences(cell)))
+
+
+def call(carrier: Carrier, cell: Cell) -> torch.Tensor:
+    """One forward of the layer."""
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    x, ids, weights = batch(cell.rows, cell.tokens)
+    topk = StandardTopKOutput(weights.clone(), ids.clone(), torch.zeros(len(x), EXPERTS))
+    return carrier.experts(x.clone(), topk)
+
+
+class Worker:
+    """SGLang in this process, a model worker of one rank.
+
+    Args:
+        model_config: from ``testing.sglang_process.become_single_rank``.
+    """
+
+    def __init__(self, model_config: Any) -> None:
+        self.model_config = model_config
+
+    @contextlib.contextmanager
+    def rank(self, rank: Rank):
+        """This process as one rank of several; nothing is communicated.
+
+        Not SGLang's ``override``: that one compares with the process groups, and there is one process.
+        """
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel = get_parallel()
+        before = parallel._overrides
+        parallel._overrides = {**before, **rank.overrides}
+        try:
+            yield
+        finally:
+            parallel._overrides = before
+
+    def load(self, cell: Cell) -> Carrier:
+        """SGLang's model loader on a fresh carrier."""
+        from sglang.srt.model_loader.loader import DefaultModelLoader
+
+        carrier = Carrier(cell)
+        tensors = checkpoint(whole(cell.rows, cell.bias), cell.rows)
+        DefaultModelLoader.load_weights_and_postprocess(carrier, tensors, torch.device("cpu"))
+        return carrier.eval()
+
+    def change(self, cell: Cell, carrier: Carrier) -> None:
+        """What the cell says happens after the load.
+
+        Raises:
+            UpdateFailed: SGLang's updater says so.
+        """
+        rocm.change_environment(cell)
+        if CHANGES[cell.change] is not None or cell.change == "nothing":
+            return
+        if cell.change == "process again":
+            carrier.experts.quant_method.process_weights_after_loading(carrier.experts)
+            return
+        tensors = checkpoint(whole(cell.rows, cell.bias, weights_seed(cell)), cell.rows)
+        updater = self._updater(carrier)
+        if cell.change == "update from disk":
+            done, message = self._from_disk(updater, tensors)
+        else:
+            done, message = self._from_tensors(updater, tensors, carrier)
+        if not done:
+            raise UpdateFailed(message)
+
+    def _updater(self, carrier: Carrier) -> Any:
+        from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+        return WeightUpdater(
+            tp_rank=0,
+            device="cpu",
+            gpu_id=0,
+            model_config=self.model_config,
+            custom_weight_loaders={},
+            get_model=lambda: carrier,
+            update_model_fields=lambda *_, **__: None,
+            recapture_cuda_graph=lambda: None,
+            get_model_runner=lambda: None,
+        )
+
+    def _from_disk(self, updater: Any, tensors: list) -> tuple[bool, str]:
+        from safetensors.torch import save_file
+
+        with tempfile.TemporaryDirectory() as folder:
+            save_file(
+                {name: tensor.contiguous() for name, tensor in tensors},
+                Path(folder) / "model.safetensors",
+            )
+            return updater.update_weights_from_disk(folder, "safetensors")
+
+    def _from_tensors(self, updater: Any, tensors: list, carrier: Carrier) -> tuple[bool, str]:
+        if not hasattr(updater, "begin_weight_update"):
+            return updater.update_weights_from_tensor(tensors)
+        updater.begin_weight_update()
+        try:
+            return updater.update_weights_from_tensor(tensors)
+        finally:
+            updater.end_weight_update(run_post_load=False)
+
+    def tidy(self) -> None:
+        """Nothing that a cell did stays in the patch set's state of this process."""
+        from sglang_aiter_moe.srt.layers.quantization import mxfp4_reload
+
+        with contextlib.suppress(ContractError):
+            mxfp4_reload.end_session()

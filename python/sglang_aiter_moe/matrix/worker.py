@@ -1,0 +1,77 @@
+"""Runs many cells in one process, for one SGLang release, with the patch set or without.
+
+``python -m sglang_aiter_moe.matrix.worker CELLS PORT``: CELLS is a JSON file, ``{"cells": [...], "without":
+patch name or null}``. Prints one line ``CELL {json}`` for each, and ``RESULT {json}`` at the end. Whether the patch
+set is on is SGLang's environment's business (SGLANG_AITER_MOE_ENABLE).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CELL = "CELL "
+#: What SGLang wants to know of a model before it builds layers; the layers take their sizes from the cells.
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def main(job: Path, port: int) -> None:
+    import torch
+
+    from sglang_aiter_moe import plugin
+    from sglang_aiter_moe.matrix import one_cell
+    from sglang_aiter_moe.matrix.cells import Cell
+    from sglang_aiter_moe.testing import sglang_process
+
+    torch.set_num_threads(1)
+    asked = json.loads(job.read_text())
+    if asked["without"] is not None:
+        leave_out(asked["without"])
+    with tempfile.TemporaryDirectory() as model:
+        (Path(model) / "config.json").write_text(json.dumps(MODEL))
+        config = sglang_process.become_single_rank(model, port)
+    logging.disable(logging.CRITICAL)
+    worker = one_cell.Worker(config)
+    start = time.monotonic()
+    for fields in asked["cells"]:
+        cell = Cell(**fields)
+        outcome = one_cell.run(cell, worker)
+        print(CELL + json.dumps({"cell": cell.name} | outcome.as_dict()), flush=True)
+    sglang_process.print_result(
+        release=sglang_process.release(),
+        seconds=round(time.monotonic() - start, 1),
+        in_force=sum(state.status.value == "in force" for state in plugin.states()),
+    )
+
+
+def leave_out(name: str) -> None:
+    """The patch set without one patch.
+
+    Raises:
+        ValueError: there is no such patch.
+    """
+    from sglang_aiter_moe import plugin
+
+    kept = tuple(patch for patch in plugin.PATCHES if patch.name != name)
+    if len(kept) == len(plugin.PATCHES):
+        raise ValueError(f"no patch is called {name!r}")
+    plugin.PATCHES = kept
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
