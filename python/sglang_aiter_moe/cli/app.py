@@ -16,6 +16,7 @@ from sglang_aiter_moe.cli import (
     env,
     eval,
     layout,
+    matrix,
     plan,
     prebuild,
     verify,
@@ -57,6 +58,7 @@ app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("prebuild")(prebuild.prebuild)
+app.command("matrix")(matrix.matrix)
 app.command("env")(env.env)
 app.command("layout")(layout.layout)
 app.command("eval")(eval.evaluate)

@@ -20,16 +20,6 @@ class Class(StrEnum):
     CRASHED = "crashed"
 
 
-#: One letter each, for storing thousands.
-LETTERS = {
-    Class.RIGHT: ".",
-    Class.REFUSED: "r",
-    Class.REFUSED_LATE: "l",
-    Class.SILENT_WRONG: "W",
-    Class.CRASHED: "C",
-}
-CLASS_OF = {letter: kind for kind, letter in LETTERS.items()}
-
 #: Errors that somebody raised on purpose and that name what is not supported. Anything else is a crash: an
 #: AttributeError deep in a loader, ``int('many')``, a kernel that does not exist on the architecture.
 _CLEAR = (

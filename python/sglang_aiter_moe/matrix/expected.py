@@ -97,9 +97,7 @@ def _rounding_to_even(
         return dequantize_mxfp4(*quantize_mxfp4(values, ScaleRounding.EVEN), torch.float64)
 
     stage1 = torch.zeros(*ids.shape, experts.intermediate_size, dtype=torch.float64)
-    routed_moe(
-        even(x), experts, ids, weights, mode=None, expert_mask=mask, stage1=stage1, **common
-    )
+    routed_moe(even(x), experts, ids, weights, mode=None, expert_mask=mask, stage1=stage1, **common)
     local = local_expert_ids(ids, experts.num_experts, mask)
     out = torch.zeros(len(x), experts.hidden_size, dtype=torch.float64)
     for expert in range(experts.num_experts):

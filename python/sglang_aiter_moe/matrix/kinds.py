@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sglang_aiter_moe.environ import VARIABLES
 from sglang_aiter_moe.matrix.cells import CHANGES, Cell
 from sglang_aiter_moe.matrix.one_cell import Outcome
 
-_CLEAN = (None, "0", "1")
+#: Activations for which SGLang alone sends no gate_mode, whatever the variables say.
+_NEVER_TOLD = ("swiglu_unclamped", "silu", "gelu")
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,20 @@ class Kind:
 
 
 def _changed_variable(cell: Cell, outcome: Outcome) -> bool:
-    return CHANGES[cell.change] is not None and "layout" in outcome.why
+    change = CHANGES[cell.change]
+    if change is None or "layout" not in outcome.why:
+        return False
+    situ = cell.activation == "situv2"
+    return change[0].startswith("AITER_SITUV2") == situ and cell.activation not in _NEVER_TOLD
 
 
-def _unclean(cell: Cell, outcome: Outcome) -> bool:
-    return any(flag not in _CLEAN for flag in (cell.a8w4, cell.a4w4)) and "layout" in outcome.why
+def _misread(cell: Cell, outcome: Outcome) -> bool:
+    """A SiTUv2 flag that is on for SGLang and off for AITER, or the other way round."""
+    flags = {"AITER_SITUV2_A8W4": cell.a8w4, "AITER_SITUV2_A4W4": cell.a4w4}
+    return "layout" in outcome.why and any(
+        bool(VARIABLES[name].sglang_reads(value)) != bool(VARIABLES[name].aiter_reads(value))
+        for name, value in flags.items()
+    )
 
 
 def _has(difference: str) -> Callable[[Cell, Outcome], bool]:
@@ -65,7 +76,7 @@ KINDS = (
         "spelling",
         "a SiTUv2 flag that SGLang and AITER read differently",
         "",
-        lambda cell, outcome: cell.activation == "situv2" and _unclean(cell, outcome),
+        lambda cell, outcome: cell.activation == "situv2" and _misread(cell, outcome),
     ),
     Kind(
         "SiTUv2 layout",

@@ -116,7 +116,9 @@ def columns(rows: str, rank: Rank) -> slice:
     inter = SIZES[rows][1]
     if rank.kind == "ep":
         return slice(0, inter)
-    each = -(-(inter // BLOCK) // rank.size) * BLOCK if rows == "interleaved" else inter // rank.size
+    each = (
+        -(-(inter // BLOCK) // rank.size) * BLOCK if rows == "interleaved" else inter // rank.size
+    )
     return slice(min(rank.rank * each, inter), min((rank.rank + 1) * each, inter))
 
 

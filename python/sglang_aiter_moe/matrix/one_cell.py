@@ -174,7 +174,9 @@ def run(cell: Cell, worker: Worker) -> Outcome:
     finally:
         worker.tidy()
     close = diff < expected.CLOSE.get(mode, 0.0)
-    return Outcome("done", mode=mode, diff=diff, why=() if close else tuple(trace.differences(cell)))
+    return Outcome(
+        "done", mode=mode, diff=diff, why=() if close else tuple(trace.differences(cell))
+    )
 
 
 def call(carrier: Carrier, cell: Cell) -> torch.Tensor:
@@ -244,6 +246,7 @@ class Worker:
 
     def _updater(self, carrier: Carrier) -> Any:
         from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+        from sglang.srt.runtime_context import get_server_args
 
         return WeightUpdater(
             tp_rank=0,
@@ -254,7 +257,7 @@ class Worker:
             get_model=lambda: carrier,
             update_model_fields=lambda *_, **__: None,
             recapture_cuda_graph=lambda: None,
-            get_model_runner=lambda: None,
+            get_model_runner=lambda: SimpleNamespace(server_args=get_server_args()),
         )
 
     def _from_disk(self, updater: Any, tensors: list) -> tuple[bool, str]:

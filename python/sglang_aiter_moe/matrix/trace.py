@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_aiter_moe.matrix.cells import Cell
-from sglang_aiter_moe.matrix.layer import ACTIVATIONS, Rank, columns, SIZES
+from sglang_aiter_moe.matrix.layer import ACTIVATIONS, SIZES, Rank, columns
 from sglang_aiter_moe.portable.registry import PortableAiter
 from sglang_aiter_moe.portable.resolution import Resolution
 
@@ -73,9 +73,9 @@ class Trace:
         if read.activation != wanted["activation"]:
             found.append("activation")
         for name, kind in _CONSTANTS.items():
-            if name in wanted or name == "limit":
-                if getattr(read, name) != wanted.get(name) and kind not in found:
-                    found.append(kind)
+            stated = name in wanted or name == "limit"
+            if stated and getattr(read, name) != wanted.get(name) and kind not in found:
+                found.append(kind)
         if self._pads_cover_real_columns(cell):
             found.append("pads")
         if cell.bias and not (read.uses_bias1 and read.uses_bias2):

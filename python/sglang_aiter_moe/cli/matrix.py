@@ -1,0 +1,162 @@
+"""`matrix`: every combination of flags, layouts, releases and ranks, through SGLang's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from sglang_aiter_moe.cli.output import JsonOption, console, write_json
+
+if TYPE_CHECKING:
+    from sglang_aiter_moe.matrix.run import Results, Side
+
+
+class Which(StrEnum):
+    """Released SGLang alone, with the patch set, or both."""
+
+    INSTALLED = "installed"
+    PATCHED = "patched"
+    BOTH = "both"
+
+
+def matrix(
+    sglang: Annotated[
+        Which, typer.Option(help="The released SGLang alone, with the patch set, or both.")
+    ] = Which.BOTH,
+    full: Annotated[bool, typer.Option("--full", help="Every cell, not one in several.")] = False,
+    covering: Annotated[
+        bool, typer.Option("--covering", help="Only as many cells as every pair of values needs.")
+    ] = False,
+    case: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Only cells whose name matches.")
+    ] = None,
+    release: Annotated[
+        list[str] | None,
+        typer.Option(help="SGLang release, again for more; `all`: every supported one."),
+    ] = None,
+    sglang_python: Annotated[
+        Path | None,
+        typer.Option(help="A Python that has SGLang. Default: this one, or a cached one."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 2,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Also keep one letter a cell in this file (docs/matrix.json)."),
+    ] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="Only show the cells.")] = False,
+    json_target: JsonOption = None,
+) -> None:
+    """Count what is right, refused, silently wrong or crashed, in SGLang alone and with the patch set.
+
+    Exits with 0 when, with the patch set, every cell is right or refused at load.
+    """
+    from fnmatch import fnmatchcase
+
+    from sglang_aiter_moe.matrix import cells as matrix_cells
+
+    if full and covering:
+        raise typer.BadParameter("--full and --covering exclude each other")
+    chosen = "full" if full else "covering" if covering else "default"
+    cells = matrix_cells.SETS[chosen]()
+    if case is not None:
+        cells = tuple(cell for cell in cells if fnmatchcase(cell.name, case))
+    if not cells:
+        raise typer.BadParameter(f"--case {case}: no cell matches; --list shows them")
+    if store is not None and case is not None:
+        raise typer.BadParameter("--store keeps whole sets: leave --case out")
+    out = console(json_target)
+    if list_only:
+        for cell in cells:
+            out.print(cell.name, markup=False)
+        write_json([cell.name for cell in cells], json_target)
+        return
+    results = _run(cells, sglang, release or [], sglang_python, jobs, out)
+    if store is not None:
+        from sglang_aiter_moe.matrix import stored
+
+        stored.store(store, chosen, results)
+    _show(results, out)
+    write_json(_report(results), json_target)
+    holds = all(one.holds for one in results if one.side.patched)
+    raise typer.Exit(0 if holds else 1)
+
+
+def _run(
+    cells: Sequence[Any],
+    which: Which,
+    releases: list[str],
+    python: Path | None,
+    jobs: int,
+    out: Console,
+) -> list[Results]:
+    from sglang_aiter_moe.matrix import run
+
+    if "all" in releases:
+        releases = list(run.RELEASES)
+    names = releases or [run.sglang_of(None, python).release]
+    sides = [
+        run.Side(release, patched)
+        for release in names
+        for patched in (False, True)
+        if which is Which.BOTH or patched == (which is Which.PATCHED)
+    ]
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=out,
+        transient=True,
+        disable=not out.is_terminal,
+    ) as progress:
+        tasks = {
+            side: progress.add_task(f"SGLang {side.release} {side.name}", total=len(cells))
+            for side in sides
+        }
+
+        def advance(side: Side, done: int) -> None:
+            progress.advance(tasks[side], done)
+
+        return run.run_all(cells, sides, python=python, jobs=jobs, progress=advance)
+
+
+def _report(results: list[Results]) -> dict[str, Any]:
+    by_release: dict[str, dict[str, Any]] = {}
+    for one in results:
+        entry = by_release.setdefault(one.side.release, {"sglang_version": one.side.release})
+        entry[one.side.name] = one.to_json()
+    found = list(by_release.values())
+    return found[0] if len(found) == 1 else {"releases": found}
+
+
+def _show(results: list[Results], out: Console) -> None:
+    from sglang_aiter_moe.matrix.classes import Class
+    from sglang_aiter_moe.matrix.kinds import BY_KEY
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("SGLang", "", "cells", "right", "refused", "late", "silently wrong", "crashed"):
+        table.add_column(title, justify="left" if title in ("SGLang", "") else "right")
+    for one in results:
+        counts = one.to_json()
+        row = [str(counts[kind.value]) for kind in Class]
+        table.add_row(one.side.release, one.side.name, str(counts["cells"]), *row)
+    out.print(table)
+    for one in results:
+        for key, count in one.to_json()["kinds"].items():
+            kind = BY_KEY[key]
+            public = f" ({kind.public})" if kind.public else ""
+            out.print(
+                f"{one.side.release} {one.side.name}: {count} silently wrong: {kind.title}{public}",
+                markup=False,
+            )
+    for one in results:
+        if one.side.patched:
+            for cell in one.to_json()["wrong"] + one.to_json()["failed"]:
+                out.print(f"{one.side.release} patched: {cell}", markup=False)

@@ -1,0 +1,212 @@
+"""Runs cells in processes of their own, one for each SGLang release and side."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_aiter_moe.matrix.cells import Cell
+from sglang_aiter_moe.matrix.classes import Class, classify, in_another_mode
+from sglang_aiter_moe.matrix.kinds import kind_of
+from sglang_aiter_moe.matrix.one_cell import Outcome
+from sglang_aiter_moe.matrix.worker import CELL
+from sglang_aiter_moe.serving import sglang_python
+from sglang_aiter_moe.serving.sglang_python import SGLang
+from sglang_aiter_moe.testing.sglang_environment import OTHER_RELEASES
+from sglang_aiter_moe.testing.sglang_process import RESULT
+from sglang_aiter_moe.testing.sglang_server import environment, free_port
+
+RELEASES = (*OTHER_RELEASES, sglang_python.MAIN)
+_OLD_TRANSFORMERS = ("transformers-5.12.1", OTHER_RELEASES[:5])
+
+
+@dataclass(frozen=True)
+class Side:
+    """Released SGLang alone, or with the patch set.
+
+    Attributes:
+        release: of SGLang.
+        patched: with the patch set.
+        without: a patch that is left out.
+    """
+
+    release: str
+    patched: bool
+    without: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "patched" if self.patched else "unpatched"
+
+
+@dataclass(frozen=True)
+class Results:
+    """One side's outcome of each cell, in the order of the cells."""
+
+    side: Side
+    outcomes: dict[Cell, Outcome]
+    seconds: float
+
+    def classes(self) -> dict[Cell, Class]:
+        return {cell: classify(cell, outcome) for cell, outcome in self.outcomes.items()}
+
+    def of(self, kind: Class) -> list[tuple[Cell, Outcome]]:
+        """The cells of a class."""
+        return [(c, o) for c, o in self.outcomes.items() if classify(c, o) is kind]
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, and what happened in each cell that is neither right nor refused in time."""
+        counted = Counter(self.classes().values())
+        silent = self.of(Class.SILENT_WRONG)
+        kinds = Counter(kind_of(cell, outcome).key for cell, outcome in silent)
+        other = sum(in_another_mode(c, o) for c, o in self.outcomes.items())
+        failed = [
+            {"cell": cell.name, "class": kind.value, "stage": o.stage}
+            | {"error": f"{o.error_type}: {o.error}"}
+            for kind in (Class.REFUSED_LATE, Class.CRASHED)
+            for cell, o in self.of(kind)
+        ]
+        return {
+            "cells": len(self.outcomes),
+            **{kind.value: counted[kind] for kind in Class},
+            "right_in_another_mode": other,
+            "kinds": dict(kinds.most_common()),
+            "wrong": [
+                {"cell": c.name, "kind": kind_of(c, o).key, "logits_diff": o.diff}
+                for c, o in silent
+            ],
+            "failed": failed,
+            "seconds": self.seconds,
+        }
+
+    @property
+    def holds(self) -> bool:
+        """Nothing silently wrong, crashed or refused late."""
+        return set(self.classes().values()) <= {Class.RIGHT, Class.REFUSED}
+
+
+def sglang_of(release: str | None, python: Path | None = None) -> SGLang:
+    """The SGLang to run: of ``python``, of this environment, beside it in ``releases/X``, or a cached one.
+
+    Raises:
+        ContractError: see ``serving.sglang_python.find``.
+    """
+    if python is None and sglang_python.installed() is None:
+        return sglang_python.find(None, release)
+    here = sglang_python.find(python)
+    if release in (None, here.release):
+        return here
+    folder = here.python.parent.parent / "releases"
+    if not (folder / release).is_dir():
+        return sglang_python.find(python, release)
+    extra, needed_by = _OLD_TRANSFORMERS
+    names = [release, *([extra] if release in needed_by else [])]
+    return SGLang(here.python, release, tuple(str(folder / name) for name in names))
+
+
+def run(
+    cells: Sequence[Cell],
+    side: Side,
+    sglang: SGLang,
+    *,
+    seed: int | None = None,
+    timeout: float = 3600,
+    progress: Callable[[int], None] | None = None,
+) -> Results:
+    """Runs the cells of one side in one process.
+
+    Args:
+        cells: what to run.
+        side: patched or not.
+        sglang: from :func:`sglang_of`.
+        seed: shuffle the order by it.
+        timeout: seconds for all of it.
+        progress: called with 1 after each cell.
+
+    Raises:
+        RuntimeError: the process ended without answering for every cell; with the end of its log.
+    """
+    order = list(cells)
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    by_name = {cell.name: cell for cell in cells}
+    found: dict[Cell, Outcome] = {}
+    end: dict[str, Any] = {}
+    env = environment(
+        release=":".join(sglang.paths) or None,
+        SGLANG_AITER_MOE_ENABLE=None if side.patched else "0",
+        SGLANG_PLUGINS=None,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        job, log = Path(folder) / "job.json", Path(folder) / "log"
+        job.write_text(json.dumps({"cells": [asdict(c) for c in order], "without": side.without}))
+        command = [str(sglang.python), "-m", "sglang_aiter_moe.matrix.worker", str(job)]
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(
+                [*command, str(free_port())],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=env,
+                text=True,
+                cwd=folder,
+            ) as process,
+            _ended_after(process, timeout),
+        ):
+            for line in process.stdout:
+                if line.startswith(CELL):
+                    answer = json.loads(line.removeprefix(CELL))
+                    found[by_name[answer["cell"]]] = Outcome.from_dict(answer)
+                    if progress is not None:
+                        progress(1)
+                elif line.startswith(RESULT):
+                    end = json.loads(line.removeprefix(RESULT))
+        if len(found) != len(order) or not end:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+            raise RuntimeError(f"{len(found)} of {len(order)} cells were answered\n{tail}")
+    if end["release"] != side.release or bool(end["in_force"]) != side.patched:
+        raise RuntimeError(f"{side} ran as {end}")
+    return Results(side, {cell: found[cell] for cell in cells}, end["seconds"])
+
+
+class _ended_after:
+    """Kills a process when its time is over."""
+
+    def __init__(self, process: subprocess.Popen, seconds: float) -> None:
+        import threading
+
+        self.timer = threading.Timer(seconds, process.kill)
+
+    def __enter__(self) -> None:
+        self.timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.timer.cancel()
+
+
+def run_all(
+    cells: Sequence[Cell],
+    sides: Iterable[Side],
+    *,
+    python: Path | None = None,
+    jobs: int = 2,
+    progress: Callable[[Side, int], None] | None = None,
+) -> list[Results]:
+    """Several sides, ``jobs`` at a time, in their order."""
+    sides = list(sides)
+    sglangs = {side.release: sglang_of(side.release, python) for side in sides}
+
+    def one(side: Side) -> Results:
+        told = None if progress is None else (lambda done: progress(side, done))
+        return run(cells, side, sglangs[side.release], progress=told)
+
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        return list(pool.map(one, sides))
