@@ -7,6 +7,7 @@ set is on is SGLang's environment's business (SGLANG_AITER_MOE_ENABLE).
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
@@ -47,6 +48,8 @@ def main(job: Path, port: int) -> None:
         config = sglang_process.become_single_rank(model, port)
     logging.disable(logging.CRITICAL)
     worker = one_cell.Worker(config)
+    # SGLang collects garbage when an update fails; its modules' half a million objects are none.
+    gc.freeze()
     start = time.monotonic()
     for fields in asked["cells"]:
         cell = Cell(**fields)
