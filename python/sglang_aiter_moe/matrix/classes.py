@@ -50,8 +50,7 @@ def classify(cell: Cell, outcome: Outcome) -> Class:
     otherwise everything was known at load, and it came late.
     """
     if outcome.stage == "done":
-        close = outcome.diff < CLOSE.get(outcome.mode, 0.0)
-        return Class.RIGHT if close else Class.SILENT_WRONG
+        return Class.RIGHT if outcome.mode and outcome.diff < CLOSE else Class.SILENT_WRONG
     if not is_clear(outcome):
         return Class.CRASHED
     if outcome.stage == "call" and cell.change == "nothing":

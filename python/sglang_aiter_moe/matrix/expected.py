@@ -28,8 +28,8 @@ from sglang_aiter_moe.numerics.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 from sglang_aiter_moe.numerics.mxfp8 import dequantize_mxfp8, quantize_mxfp8
 from sglang_aiter_moe.numerics.oracle import RawExperts, local_expert_ids, routed_moe
 
-#: logits_diff of a right result (float32 sums, bf16 output, codes on a boundary): docs/contract.md section d.
-CLOSE = {"A16W4": 1e-4, "A8W4": 1e-3, "A4W4": 1e-3}
+#: logits_diff of a right result: float32 sums and a bf16 output leave 2e-6. GELU for SiLU in A8W4 is 2e-4 off.
+CLOSE = 2e-5
 #: (mode, rule of the requantisation between the stages); "even": AITER before 0.1.16.
 VARIANTS = (
     ("A16W4", "epilogue"),
@@ -62,7 +62,7 @@ def closest(cell: Cell, got: torch.Tensor, hint: str = "") -> tuple[str, float]:
     variants = VARIANTS + (EVEN if cell.aiter in BEFORE_ROUNDUP else ())
     for mode, rule in sorted(variants, key=lambda variant: variant[0] != hint):
         diff = logits_diff(got, _answer(cell, mode, rule))
-        if diff < CLOSE[mode]:
+        if diff < CLOSE:
             return mode, diff
         best = min(best, (mode, diff), key=lambda pair: pair[1])
     return best

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,10 +174,10 @@ def run(cell: Cell, worker: Worker) -> Outcome:
         return Outcome(stage, type(error).__name__, text[:300])
     finally:
         worker.tidy()
-    close = diff < expected.CLOSE.get(mode, 0.0)
-    return Outcome(
-        "done", mode=mode, diff=diff, why=() if close else tuple(trace.differences(cell))
-    )
+    outcome = Outcome("done", mode=mode, diff=diff)
+    if diff < expected.CLOSE:
+        return outcome
+    return replace(outcome, why=tuple(trace.differences(cell)))
 
 
 def call(carrier: Carrier, cell: Cell) -> torch.Tensor:

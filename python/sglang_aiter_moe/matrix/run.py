@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,21 +136,62 @@ def run(
     Raises:
         RuntimeError: the process ended without answering for every cell; with the end of its log.
     """
+    return run_without(cells, side, sglang, (None,), seed=seed, timeout=timeout, progress=progress)[
+        None
+    ]
+
+
+def run_without(
+    cells: Sequence[Cell],
+    side: Side,
+    sglang: SGLang,
+    without: Sequence[str | None],
+    *,
+    seed: int | None = None,
+    timeout: float = 3600,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str | None, Results]:
+    """The same with each of some patches left out, one after another in one process.
+
+    Args:
+        without: names of patches; None leaves out none, and comes first if it comes.
+    """
     order = list(cells)
     if seed is not None:
         random.Random(seed).shuffle(order)
+    job = {"cells": [asdict(cell) for cell in order], "without": list(without)}
     by_name = {cell.name: cell for cell in cells}
-    found: dict[Cell, Outcome] = {}
+    found: dict[str | None, dict[Cell, Outcome]] = {name: {} for name in without}
     end: dict[str, Any] = {}
+    for kind, answer in _answers(job, side, sglang, timeout):
+        if kind == RESULT:
+            end = answer
+            continue
+        found[answer["without"]][by_name[answer["cell"]]] = Outcome.from_dict(answer)
+        if progress is not None:
+            progress(1)
+    if end["release"] != side.release or any(bool(n) != side.patched for n in end["in_force"]):
+        raise RuntimeError(f"{side} ran as {end}")
+    return {
+        name: Results(replace(side, without=name), {c: ran[c] for c in cells}, end["seconds"])
+        for name, ran in found.items()
+    }
+
+
+def _answers(
+    job: dict[str, Any], side: Side, sglang: SGLang, timeout: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines that a worker process prints, as they come."""
     env = environment(
         release=":".join(sglang.paths) or None,
         SGLANG_AITER_MOE_ENABLE=None if side.patched else "0",
         SGLANG_PLUGINS=None,
     )
     with tempfile.TemporaryDirectory() as folder:
-        job, log = Path(folder) / "job.json", Path(folder) / "log"
-        job.write_text(json.dumps({"cells": [asdict(c) for c in order], "without": side.without}))
-        command = [str(sglang.python), "-m", "sglang_aiter_moe.matrix.worker", str(job)]
+        told, log = Path(folder) / "job.json", Path(folder) / "log"
+        told.write_text(json.dumps(job))
+        command = [str(sglang.python), "-m", "sglang_aiter_moe.matrix.worker", str(told)]
+        ended = False
         with (
             log.open("w") as errors,
             subprocess.Popen(
@@ -162,34 +205,27 @@ def run(
             _ended_after(process, timeout),
         ):
             for line in process.stdout:
-                if line.startswith(CELL):
-                    answer = json.loads(line.removeprefix(CELL))
-                    found[by_name[answer["cell"]]] = Outcome.from_dict(answer)
-                    if progress is not None:
-                        progress(1)
-                elif line.startswith(RESULT):
-                    end = json.loads(line.removeprefix(RESULT))
-        if len(found) != len(order) or not end:
+                for kind in (CELL, RESULT):
+                    if line.startswith(kind):
+                        ended = kind == RESULT
+                        yield kind, json.loads(line.removeprefix(kind))
+        if not ended:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-            raise RuntimeError(f"{len(found)} of {len(order)} cells were answered\n{tail}")
-    if end["release"] != side.release or bool(end["in_force"]) != side.patched:
-        raise RuntimeError(f"{side} ran as {end}")
-    return Results(side, {cell: found[cell] for cell in cells}, end["seconds"])
+            raise RuntimeError(f"{side} ended before its last cell\n{tail}")
 
 
-class _ended_after:
-    """Kills a process when its time is over."""
-
-    def __init__(self, process: subprocess.Popen, seconds: float) -> None:
-        import threading
-
-        self.timer = threading.Timer(seconds, process.kill)
-
-    def __enter__(self) -> None:
-        self.timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.timer.cancel()
+@contextlib.contextmanager
+def _ended_after(process: subprocess.Popen, seconds: float) -> Iterator[None]:
+    """Kills a process when its time is over, or when nobody reads on."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        timer.cancel()
 
 
 def run_all(

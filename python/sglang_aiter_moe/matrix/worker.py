@@ -1,8 +1,9 @@
 """Runs many cells in one process, for one SGLang release, with the patch set or without.
 
-``python -m sglang_aiter_moe.matrix.worker CELLS PORT``: CELLS is a JSON file, ``{"cells": [...], "without":
-patch name or null}``. Prints one line ``CELL {json}`` for each, and ``RESULT {json}`` at the end. Whether the patch
-set is on is SGLang's environment's business (SGLANG_AITER_MOE_ENABLE).
+``python -m sglang_aiter_moe.matrix.worker JOB PORT``: JOB is a JSON file, ``{"cells": [...], "without": [...]}``. The
+cells run once for each entry of ``without``: null for the patch set as it is, or the name of a patch to leave out.
+Prints one line ``CELL {json}`` for each, and ``RESULT {json}`` at the end. Whether the patch set is on at all is up
+to SGLANG_AITER_MOE_ENABLE.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ def main(job: Path, port: int) -> None:
 
     torch.set_num_threads(1)
     asked = json.loads(job.read_text())
-    if asked["without"] is not None:
-        leave_out(asked["without"])
     with tempfile.TemporaryDirectory() as model:
         (Path(model) / "config.json").write_text(json.dumps(MODEL))
         config = sglang_process.become_single_rank(model, port)
@@ -51,29 +50,38 @@ def main(job: Path, port: int) -> None:
     # SGLang collects garbage when an update fails; its modules' half a million objects are none.
     gc.freeze()
     start = time.monotonic()
-    for fields in asked["cells"]:
-        cell = Cell(**fields)
-        outcome = one_cell.run(cell, worker)
-        print(CELL + json.dumps({"cell": cell.name} | outcome.as_dict()), flush=True)
+    in_force = []
+    for without in asked["without"]:
+        if without is not None:
+            leave_out(without)
+        for fields in asked["cells"]:
+            cell = Cell(**fields)
+            outcome = one_cell.run(cell, worker)
+            answer = {"cell": cell.name, "without": without} | outcome.as_dict()
+            print(CELL + json.dumps(answer), flush=True)
+        in_force.append(sum(state.status.value == "in force" for state in plugin.states()))
     sglang_process.print_result(
         release=sglang_process.release(),
         seconds=round(time.monotonic() - start, 1),
-        in_force=sum(state.status.value == "in force" for state in plugin.states()),
+        in_force=in_force,
     )
 
 
 def leave_out(name: str) -> None:
-    """The patch set without one patch.
+    """The patch set without one patch, in a process that may have had it.
 
     Raises:
         ValueError: there is no such patch.
     """
     from sglang_aiter_moe import plugin
+    from sglang_aiter_moe.patches.table import PATCHES
 
-    kept = tuple(patch for patch in plugin.PATCHES if patch.name != name)
-    if len(kept) == len(plugin.PATCHES):
+    kept = tuple(patch for patch in PATCHES if patch.name != name)
+    if len(kept) == len(PATCHES):
         raise ValueError(f"no patch is called {name!r}")
+    plugin.unregister()
     plugin.PATCHES = kept
+    plugin.register()
 
 
 if __name__ == "__main__":
