@@ -37,6 +37,10 @@ SHAPES = {
     "k3": Shape(3584, 384, 896, 16, "situv2"),  # Kimi K3, TP8
     "oss": Shape(2880, 2880, 128, 4, "swiglu", 7.0),  # gpt-oss-120b, TP1, unpadded
     "oss3072": Shape(3072, 3072, 128, 4, "swiglu", 7.0),  # as interleaved bytes need it
+    "oss-tp2": Shape(3072, 1536, 128, 4, "swiglu", 7.0),
+    "oss-tp4": Shape(3072, 768, 128, 4, "swiglu", 7.0),
+    "oss-tp8": Shape(3072, 512, 128, 4, "swiglu", 7.0),
+    "silu": Shape(7168, 256, 256, 8, "silu", 10.0),  # DeepSeek-V4's form at TP8, SiLU with a limit
 }
 
 

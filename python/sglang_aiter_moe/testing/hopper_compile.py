@@ -23,7 +23,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import stage1_fp8
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage2 import stage2_fp8
-from sglang_aiter_moe.portable.triton.hopper.prefill import stage1_prefill
+from sglang_aiter_moe.portable.triton.hopper.prefill_stages import stage1_prefill, stage2_prefill
 from sglang_aiter_moe.portable.triton.hopper.stage1 import stage1_hopper
 from sglang_aiter_moe.portable.triton.hopper.stage2 import stage2_list
 from sglang_aiter_moe.testing.triton_compile import FLOATS, POINTERS
@@ -37,6 +37,7 @@ FP8 = POINTERS | {
     "x_ptr": "fp8e4nv", "a_ptr": "fp8e4nv", "x_scale_ptr": "fp32", "a_scale_ptr": "fp32", "w_ptr": "u8",
     "scale_ptr": "i32",
 }  # fmt: skip
+PREFILL = BF16 | {"w_ptr": "i32", "block_rows_ptr": "i32"}
 K3 = {"H": 3584, "I": 384}
 STAGE1 = K3 | {"LAYOUT": "separated", "ACTIVATION": "situv2", "HAS_LIMIT": False, "HAS_BIAS": False}
 
@@ -48,7 +49,7 @@ def forms() -> dict[str, tuple]:
     stage2 = K3 | bf16 | {"I_USED": 384, "A_STRIDE": 384, "HAS_BIAS": False, "G": 4, "U": 1}
     oss = {"H": 2880, "I": 2880}
     fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4}
-    round = {"FORMAT": "e4m3", "RULE": "epilogue", "VIA_BF16": False}
+    prefill = {"WIDE": False, "R": 128, "W": 8, "AHEAD": 2}
     return {
         "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
         BF16, 1, 8),
@@ -63,9 +64,16 @@ def forms() -> dict[str, tuple]:
         ),
         "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | {"RULE": "epilogue", "VIA_BF16": False, "PARTS": 1}, FP8, 4, 8),
         "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "TILES": 1}, FP8, 4, 8),
-        "prefill stage 1": (stage1_prefill, STAGE1 | {"X_STRIDE": 3584, "A_STRIDE": 384, "N": 64, **round}, BF16 |
-        {"w_ptr": "i32"}, 4,
-        64),
+        "prefill stage 1": (
+            stage1_prefill, STAGE1 | prefill | {"X_STRIDE": 3584, "A_STRIDE": 384, "T": 96, "FORMAT": "bf16", "RULE": "none",
+            "VIA_BF16": False}, PREFILL, 8, 96,
+        ),
+        "prefill stage 2": (
+            stage2_prefill, K3 | prefill | {"A_STRIDE": 384, "HAS_BIAS": False, "TILES": 7, "T": 64}, PREFILL, 8, 64,
+        ),
+        "prefill stage 2, K 2880": (
+            stage2_prefill, oss | prefill | {"A_STRIDE": 2944, "HAS_BIAS": True, "TILES": 0, "T": 32}, PREFILL, 8, 32,
+        ),
     }  # fmt: skip
 
 

@@ -90,8 +90,9 @@ def oracle_output(
     mode: str | None,
     requantization: str,
     progress: Callable[[int, int], None] | None = None,
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """The layer's output by the oracle: float64 or (above FLOAT64_TOKENS) float32 `[M, H]`.
+    """The layer's output by the oracle: float64 or (above FLOAT64_TOKENS) float32 `[M, H]`, on the CPU.
 
     Args:
         layer: activation, limit and constants.
@@ -100,20 +101,23 @@ def oracle_output(
         mode: which activation quantisation to apply; None for none.
         requantization: the rule between the stages.
         progress: see `routed_moe`.
+        device: where the oracle computes; a large layer takes minutes on a CPU.
     """
     tokens = batch.hidden_states.shape[0]
-    return routed_moe(
-        batch.hidden_states,
+    mask = expert_mask(layer)
+    output = routed_moe(
+        batch.hidden_states.to(device),
         experts,
-        batch.topk_ids,
-        batch.topk_weights,
+        batch.topk_ids.to(device),
+        batch.topk_weights.to(device),
         activation=layer.activation,
         mode=mode,
         dtype=torch.float64 if tokens <= FLOAT64_TOKENS else torch.float32,
         limit=layer.limit,
         beta=layer.beta,
         linear_beta=layer.linear_beta,
-        expert_mask=expert_mask(layer),
+        expert_mask=None if mask is None else mask.to(device),
         requantization=requantization,
         progress=progress,
     )
+    return output.cpu()

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
 
@@ -163,6 +163,7 @@ class LayerStore:
     controls: list[Control]
     path: Path = field(init=False)
     experts: RawExperts = field(init=False)
+    _moved: RawExperts | None = None
     _outputs: dict[tuple, torch.Tensor] = field(default_factory=dict)
     _batches: dict[int, Batch] = field(default_factory=dict)
 
@@ -183,6 +184,7 @@ class LayerStore:
 
     def __exit__(self, *error: object) -> None:
         del self.experts
+        self._moved = None
         self._outputs.clear()
         self._batches.clear()
         self.path.unlink()
@@ -276,8 +278,21 @@ class LayerStore:
                 bar[0](done)
 
             batch = self._batches[every].first(tokens)
-            self._outputs[key] = oracle_output(self.layer, self.experts, batch, mode, rule, advance)
+            experts, device = self._oracle_experts()
+            self._outputs[key] = oracle_output(
+                self.layer, experts, batch, mode, rule, advance, device
+            )
         return self._outputs[key][: case.tokens]
+
+    def _oracle_experts(self) -> tuple[RawExperts, torch.device]:
+        """The raw weights where the oracle computes: on the GPU if there is one in use."""
+        device = self.machine.device
+        if device.type != "cpu" and self._moved is None:
+            tensors = (getattr(self.experts, f.name) for f in fields(self.experts))
+            self._moved = RawExperts(
+                *(t.to(device) if isinstance(t, torch.Tensor) else t for t in tensors)
+            )
+        return self._moved or self.experts, device
 
     def _longest(self, unused_slots: int, mode: str | None = None) -> int:
         every_case = [*self.cases, *(control.case for control in self.controls)]

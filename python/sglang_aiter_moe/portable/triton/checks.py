@@ -67,6 +67,38 @@ def _bytes(name: str, tensor: torch.Tensor, expected: int, exact: bool) -> None:
         )
 
 
+_MASKS = 64
+_masks_seen: dict[tuple[int, int, int, int], torch.Tensor] = {}
+"""(address, version, size, experts) of masks that fit; the tensors are held so that no other one gets their address."""
+
+
+def _mask_fits(mask: torch.Tensor, experts: int) -> None:
+    """Refuses a mask with more local experts than there are weights: kernels would skip the surplus silently.
+
+    Looking at a GPU tensor waits for the device, so a mask is looked at when it, or a new content of it, is first
+    seen, and not while a graph is captured.
+    """
+    key = (
+        mask.data_ptr(),
+        -1 if mask.is_inference() else mask._version,
+        mask.numel(),
+        experts,
+    )
+    if mask.is_cuda and (key in _masks_seen or torch.cuda.is_current_stream_capturing()):
+        return
+    local = int((mask != 0).sum())
+    if local > experts:
+        raise ContractError(
+            f"expert_mask names {local} local experts and the weights hold {experts}",
+            allowed=f"at most {experts} entries that are not 0",
+            fix="pass the mask of this rank, and the weights of all its experts",
+        )
+    if mask.is_cuda:
+        if len(_masks_seen) >= _MASKS:
+            _masks_seen.pop(next(iter(_masks_seen)))
+        _masks_seen[key] = mask
+
+
 def check(
     r: KernelRequest,
     hidden_states: torch.Tensor,
@@ -157,6 +189,7 @@ def check(
             _shape(name, bias, shape)
     if r.expert_mask is not None:
         _dtype("expert_mask", r.expert_mask, (torch.int32, torch.int64, torch.bool, torch.uint8))
+        _mask_fits(r.expert_mask, E)
     tensors = {"w1": w1, "w2": w2, "w1_scale": w1_scale, "w2_scale": w2_scale, "out": out}
     tensors |= {"topk_ids": topk_ids, "topk_weights": topk_weights}
     tensors |= {"bias13": r.bias13, "bias2": r.bias2, "expert_mask": r.expert_mask}

@@ -123,8 +123,8 @@ def run_fp8(
             TILES=config.tiles, W=config.w2, num_warps=config.w2, launch_pdl=True,
         )  # fmt: skip
         combine_hopper[(M, triton.cdiv(H, config.combine))](
-            ws["part"], *sort_args, counter, out, out.stride(0), M, groups,
-            H=H, H_USED=H, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
+            ws["part"], *sort_args, counter, topk_weights, out, out.stride(0), M, groups,
+            H=H, H_USED=H, WEIGHTED=False, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
             PDL=True, BLOCK_H=config.combine, DOT="bf16", num_warps=4, launch_pdl=True,
         )  # fmt: skip
     except BaseException:

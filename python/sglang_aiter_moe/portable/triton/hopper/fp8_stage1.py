@@ -21,25 +21,28 @@ from sglang_aiter_moe.portable.triton.hopper.fp8 import (
 
 
 @gluon.jit
-def tanh(v):
+def tanh_parts(v):
+    """Numerator and denominator of tanh, by exp(-2|v|); the numerator by a polynomial where it would cancel."""
     a = gl.abs(v)
     e = gl.exp(-2.0 * a)
     s = a * a
-    small = a * (1.0 + s * (-1.0 / 3 + s * (2.0 / 15 + s * (-17.0 / 315))))
-    r = gl.where(a < 0.1, small, (1.0 - e) / (1.0 + e))
-    return gl.where(v < 0, -r, r)
+    small = a * (1.0 + s * (-1.0 / 3 + s * (2.0 / 15 + s * (-17.0 / 315)))) * (1.0 + e)
+    r = gl.where(a < 0.1, small, 1.0 - e)
+    return gl.where(v < 0, -r, r), 1.0 + e
 
 
 @gluon.jit
 def gate_up(
     g, u, limit, alpha, beta, linear_beta, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr
 ):
-    """As ``activation.gate_up``."""
+    """As ``activation.gate_up``, with one division for SiTUv2's three: it is a tenth of a prefill program."""
     if HAS_LIMIT:
         g = gl.where(g > limit, limit, g)
         u = gl.where(u > limit, limit, gl.where(u < -limit, -limit, u))
     if ACTIVATION == "situv2":
-        return (beta * tanh(g / beta) / (1.0 + gl.exp(-g))) * (linear_beta * tanh(u / linear_beta))
+        gate, gate_below = tanh_parts(g * (1.0 / beta))
+        up, up_below = tanh_parts(u * (1.0 / linear_beta))
+        return (beta * linear_beta) * gate * up / (gate_below * up_below * (1.0 + gl.exp(-g)))
     elif ACTIVATION == "swiglu":
         return g / (1.0 + gl.exp(-alpha * g)) * (u + 1.0)
     else:

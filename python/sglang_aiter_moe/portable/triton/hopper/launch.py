@@ -134,8 +134,7 @@ def run_list(r, x, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out, conf
     try:
         prepare_kernel[(groups + M,)](
             x, ws["x"], *sort_args, ws["pairs"], ws["experts"], counter, M, topk, groups, E,
-            H=H, H_USED=H - r.hidden_skip_k, X_STRIDE=x_stride, ORDER="planes", FORMAT="bf16", RULE="none", **flags,
-            PDL=asm,
+            H=H, H_USED=H - r.hidden_skip_k, X_STRIDE=x_stride, **flags, PDL=asm,
             GROUPS=triton.next_power_of_2(groups), T=COLUMNS,
             BLOCK=min(2048, triton.next_power_of_2(pairs)), WIDTH=1024, num_warps=4,
         )  # fmt: skip
@@ -157,8 +156,8 @@ def run_list(r, x, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out, conf
             PDL=asm, T=COLUMNS, R=c.r2, G=c.g2, U=c.u2, ASM=asm, num_warps=c.g2, num_stages=1, **pdl,
         )  # fmt: skip
         combine_hopper[(M, triton.cdiv(H, c.combine))](
-            ws["part"], *sort_args, counter, out, out.stride(0), M, groups,
-            H=H, H_USED=H - r.hidden_skip_n, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
+            ws["part"], *sort_args, counter, topk_weights, out, out.stride(0), M, groups,
+            H=H, H_USED=H - r.hidden_skip_n, WEIGHTED=False, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
             PDL=asm, BLOCK_H=c.combine, DOT="bf16" if asm else "f32", num_warps=4, **pdl,
         )  # fmt: skip
     except BaseException:

@@ -1,10 +1,17 @@
-"""Both stages for many tokens: bf16 ``wgmma`` with the weights from registers and the tokens from shared memory
+"""The product of the prefill form: bf16 ``wgmma`` with the weights from registers and the tokens from shared memory
 (Gluon).
 
-A warpgroup owns 64 rows of one expert and up to N of its tokens. A lane decodes the words that it loads, and they are
-already its part of the operand: of a word's planes (``decode.py``), 0 4 1 5 feed one K = 16 product and 2 6 3 7 the
-next. The
-tokens' columns are stored in that order (``prefill_column``) and stream through a ring of three 128-column chunks.
+**Weights.** Lane ``4 * g + t`` of a warp loads 16 bytes of its two rows: all of K block ``4 * step + t``, so that it
+needs one scale a row and step. Word ``w`` of the 16 bytes feeds two K = 16 products: nibbles q and q + 4 are one bf16
+pair, pairs 0 and 1 belong to the first product, 2 and 3 to the second. No code leaves the lane that loaded it. The
+tokens' columns are stored in that order (``prefill_column``).
+
+**Tokens.** 128 columns a step, in a ring of four chunks: two on their way, one being read, and one that the products
+still in flight may read. A program with R rows reads its tokens once for all of them: L2 serves ``1 / R`` bytes an
+operation, which is what limits 64 rows.
+
+**Sizes.** A block of tokens is N1 + N2 columns, two accumulators that share every decoded weight, so that 96 and 160
+columns exist beside the powers of two.
 """
 
 from triton.experimental import gluon
@@ -17,27 +24,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from sglang_aiter_moe.portable.triton.hopper.fp8 import (
-    async_load,
-    barrier,
-    scale_offset,
-    weight_offset,
-    weight_row,
-    word_layout,
-)
-from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import gate_up
+from sglang_aiter_moe.portable.triton.hopper.fp8 import async_load, barrier
 
 ACCUMULATOR_SCALE = gl.constexpr(2.0**64)
-STAGES = gl.constexpr(3)
+STAGES = gl.constexpr(4)
 
 
 def _pair_of_planes(out: int, sign: int, magnitude: int) -> str:
     def shift(by: int) -> str:
         return f"{'shl' if by >= 0 else 'shr'}.b32"
 
+    signs = f"{shift(sign)} s, $4, {abs(sign)};" if sign else "mov.b32 s, $4;"
     return (
-        f"{shift(sign)} s, $4, {abs(sign)}; {shift(magnitude)} m, $4, {abs(magnitude)};"
-        f"and.b32 m, m, 0x01C001C0; lop3.b32 m, s, 0x80008000, m, 0xEA; mul.rn.bf16x2 ${out}, m, $8;"
+        f"{signs} {shift(magnitude)} m, $4, {abs(magnitude)};"
+        f"and.b32 m, m, 0x01C001C0; lop3.b32 m, s, 0x80008000, m, 0xEA; mul.rn.bf16x2 ${out}, m, $12;"
     )
 
 
@@ -52,290 +52,228 @@ DECODE = gl.constexpr(
 
 
 @gluon.constexpr_function
-def tile_layout(N):
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+def row_bases(R, W):
+    """Registers and warps along the rows of an operand: 8 apart in a lane, 16 a warp, then repeated."""
+    registers = [[16 * W << b, 0] for b in range((R // (16 * W)).bit_length() - 1)]
+    return [[8, 0], *registers], [[16 << b, 0] for b in range(W.bit_length() - 1)]
 
 
 @gluon.constexpr_function
-def copy_layout():
-    return gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+def tile_layout(N, W):
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[W, 1], instr_shape=[16, N, 16])
 
 
 @gluon.constexpr_function
-def word32_layout():
-    """[64, 4]: the same words as ``word_layout``, as int32."""
+def copy_layout(W):
+    return gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def lane_layout(R, W, each):
+    """``[R, 4 * each]``: ``each`` values a K block, all in the lane of that K block."""
+    registers, warps = row_bases(R, W)
+    bits = each.bit_length() - 1
     return gl.DistributedLinearLayout(
-        reg_bases=[[8, 0]],
-        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
+        reg_bases=[[0, 1 << b] for b in range(bits)] + registers,
+        lane_bases=[[0, each], [0, 2 * each], [1, 0], [2, 0], [4, 0]],
+        warp_bases=warps,
         block_bases=[],
-        shape=[64, 4],
+        shape=[R, 4 * each],
     )
 
 
 @gluon.jit
-def operands(words, scale, N: gl.constexpr):
-    """Words int32 ``[64, 4]`` and scale bytes ``[64]`` to two bf16 operands ``[64, 16]``, 2**-64 of the weights."""
-    exponent = gl.minimum(scale.to(gl.int32), 193) + 62
-    pair = (exponent * 0x00800080)[:, None] + gl.zeros([64, 4], gl.int32, layout=word32_layout())
-    a, b = gl.inline_asm_elementwise(
+def eight_times(v, R: gl.constexpr, W: gl.constexpr):
+    """``[R, 4]`` to ``[R, 32]``: an element for each that a word gives, all in the word's register."""
+    v = gl.join(v, v)
+    v = gl.join(v, v)
+    v = gl.join(v, v)
+    return gl.convert_layout(gl.reshape(v, (R, 32)), lane_layout(R, W, 8), assert_trivial=True)
+
+
+@gluon.jit
+def operand(word, pair, N: gl.constexpr, R: gl.constexpr, W: gl.constexpr):
+    """Words int32 ``[R, 4]`` and scale pairs ``[R, 4]`` to a bf16 operand ``[R, 32]``, 2**-64 of the weights."""
+    a = gl.inline_asm_elementwise(
         DECODE,
-        "=r,=r,=r,=r,r,r,r,r,r,r,r,r",
-        [_four_times(words), _four_times(pair)],
-        dtype=(gl.bfloat16, gl.bfloat16),
+        "=r,=r,=r,=r" + ",r" * 16,
+        [eight_times(word, R, W), eight_times(pair, R, W)],
+        dtype=gl.bfloat16,
         is_pure=True,
-        pack=4,
+        pack=8,
     )
-    return _operand(a, N), _operand(b, N)
+    a = gl.permute(gl.reshape(a, (R, 4, 2, 2, 2)), (0, 2, 3, 1, 4))
+    L: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=tile_layout(N, W), k_width=2)
+    return gl.convert_layout(gl.reshape(a, (R, 32)), L, assert_trivial=True)
 
 
 @gluon.jit
-def _four_times(v):
-    """``[64, 4]`` to ``[64, 16]``: an element for each that a word gives, all in the word's register."""
-    v = gl.join(v, v)  # [64, 4, 2]
-    v = gl.join(v, v)  # [64, 4, 2, 2]
-    return gl.convert_layout(gl.reshape(v, (64, 16)), word_layout(4), assert_trivial=True)
+def load_step(words, scales, step, K_BLOCKS: gl.constexpr, R: gl.constexpr, W: gl.constexpr):
+    """Words ``[R, 16]`` and scale bytes ``[R, 4]`` of K blocks 4 * step .. 4 * step + 3; past the last one they are 0.
 
-
-@gluon.jit
-def _operand(v, N: gl.constexpr):
-    v = gl.reshape(gl.permute(gl.reshape(v, (64, 4, 2, 2)), (0, 2, 1, 3)), (64, 16))
-    L: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=tile_layout(N), k_width=2)
-    return gl.convert_layout(v, L, assert_trivial=True)
-
-
-@gluon.jit
-def copy_chunk(at, ok, smem, step, COLUMNS: gl.constexpr):
-    """Starts the copy of columns 128 * step .. + 127 of the rows ``at [N, 128]``; past COLUMNS nothing is copied."""
-    async_load(smem.index(step % STAGES), at + step * 128, mask=ok & (step * 128 < COLUMNS))
-    async_copy.commit_group()
-
-
-@gluon.jit
-def load_step(words, scales, step, K_BLOCKS: gl.constexpr):
-    """Words and scale bytes of four K blocks; past the last one they are 0."""
+    Scales as pairs of bf16 with the exponent field byte + 62; above 2**65 (byte 192), and for NaN, Inf.
+    """
     w = words + step * 256
-    s = scales + step // 2 * 256 + step % 2 * 2
-    n = K_BLOCKS - step * 4
-    return (
-        gl.load(w, mask=n > 0, other=0), gl.load(w + 64, mask=n > 1, other=0),
-        gl.load(w + 128, mask=n > 2, other=0), gl.load(w + 192, mask=n > 3, other=0),
-        gl.load(s, mask=n > 0, other=0), gl.load(s + 64, mask=n > 1, other=0),
-        gl.load(s + 128, mask=n > 2, other=0), gl.load(s + 192, mask=n > 3, other=0),
-    )  # fmt: skip
+    s = scales + (step // 2 * 256 + step % 2 * 2)
+    if K_BLOCKS % 4 == 0:
+        v = gl.load(w)
+        b = gl.load(s)
+    else:
+        n = K_BLOCKS - step * 4
+        c = gl.arange(0, 16, layout=gl.SliceLayout(0, lane_layout(R, W, 4)))
+        t = gl.arange(0, 4, layout=gl.SliceLayout(0, lane_layout(R, W, 1)))
+        v = gl.load(w, mask=(c // 4 < n)[None, :], other=0)
+        b = gl.load(s, mask=(t < n)[None, :], other=0)
+    return v, (gl.minimum(b.to(gl.int32), 193) + 62) * 0x00800080
 
 
 @gluon.jit
-def two_products(acc, w, s, chunk, u: gl.constexpr, N: gl.constexpr):
-    a, b = operands(w, s, N)
-    acc = warpgroup_mma(a, chunk.slice(u * 32, 16, dim=1).permute((1, 0)), acc, is_async=True)
-    return warpgroup_mma(b, chunk.slice(u * 32 + 16, 16, dim=1).permute((1, 0)), acc, is_async=True)
+def one_word(v, R: gl.constexpr, W: gl.constexpr):
+    return gl.convert_layout(v, lane_layout(R, W, 1), assert_trivial=True)
+
+
+@gluon.jit
+def four_words(v, R: gl.constexpr, W: gl.constexpr):
+    even, odd = gl.split(gl.reshape(v, (R, 4, 2, 2)))
+    w0, w2 = gl.split(even)
+    w1, w3 = gl.split(odd)
+    return one_word(w0, R, W), one_word(w1, R, W), one_word(w2, R, W), one_word(w3, R, W)
+
+
+@gluon.jit
+def one_product(
+    acc1,
+    acc2,
+    word,
+    pair,
+    chunk1,
+    chunk2,
+    u: gl.constexpr,
+    R: gl.constexpr,
+    N1: gl.constexpr,
+    N2: gl.constexpr,
+    W: gl.constexpr,
+):
+    """32 columns, left in flight; those before it have ended, so that their registers are free again."""
+    x1 = chunk1.slice(u * 32, 32, dim=1).permute((1, 0))
+    acc1 = warpgroup_mma(operand(word, pair, N1, R, W), x1, acc1, is_async=True)
+    if N2 > 0:
+        x2 = chunk2.slice(u * 32, 32, dim=1).permute((1, 0))
+        acc2 = warpgroup_mma(operand(word, pair, N2, R, W), x2, acc2, is_async=True)
+        acc1, acc2 = warpgroup_mma_wait(2, deps=[acc1, acc2])
+        return warpgroup_mma_init(acc1), warpgroup_mma_init(acc2)
+    else:
+        acc1 = warpgroup_mma_wait(1, deps=[acc1])
+        return warpgroup_mma_init(acc1), acc2
+
+
+@gluon.jit
+def multiply_chunk(
+    acc1,
+    acc2,
+    now,
+    chunk1,
+    chunk2,
+    R: gl.constexpr,
+    N1: gl.constexpr,
+    N2: gl.constexpr,
+    W: gl.constexpr,
+):
+    w0, w1, w2, w3 = four_words(now[0], R, W)
+    acc1, acc2 = one_product(acc1, acc2, w0, now[1], chunk1, chunk2, 0, R, N1, N2, W)
+    acc1, acc2 = one_product(acc1, acc2, w1, now[1], chunk1, chunk2, 1, R, N1, N2, W)
+    acc1, acc2 = one_product(acc1, acc2, w2, now[1], chunk1, chunk2, 2, R, N1, N2, W)
+    return one_product(acc1, acc2, w3, now[1], chunk1, chunk2, 3, R, N1, N2, W)
+
+
+@gluon.jit
+def start_copy(x_ptr, at1, at2, smem1, smem2, slot, step, N2: gl.constexpr):
+    """Starts the copy of columns 128 * step .. + 127 of the rows that start at ``at [N, 128]`` (elements)."""
+    async_load(smem1.index(slot), x_ptr + (at1 + step * 128))
+    if N2 > 0:
+        async_load(smem2.index(slot), x_ptr + (at2 + step * 128))
+
+
+@gluon.jit
+def accumulators(R: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr, W: gl.constexpr):
+    """Zeros; without N2 the second one is a stand-in that nothing reads."""
+    acc1 = warpgroup_mma_init(gl.zeros([R, N1], gl.float32, layout=tile_layout(N1, W)))
+    if N2 > 0:
+        return acc1, warpgroup_mma_init(gl.zeros([R, N2], gl.float32, layout=tile_layout(N2, W)))
+    else:
+        return acc1, 0
+
+
+@gluon.jit
+def finish(acc1, acc2, N2: gl.constexpr):
+    if N2 > 0:
+        acc1, acc2 = warpgroup_mma_wait(0, deps=[acc1, acc2])
+        return acc1 * ACCUMULATOR_SCALE, acc2 * ACCUMULATOR_SCALE
+    else:
+        return warpgroup_mma_wait(0, deps=[acc1]) * ACCUMULATOR_SCALE, 0
 
 
 @gluon.jit
 def multiply(
-    words, scales, at, ok, smem, K_BLOCKS: gl.constexpr, COLUMNS: gl.constexpr, N: gl.constexpr
+    words,
+    scales,
+    x_ptr,
+    at1,
+    at2,
+    smem1,
+    smem2,
+    K_BLOCKS: gl.constexpr,
+    R: gl.constexpr,
+    N1: gl.constexpr,
+    N2: gl.constexpr,
+    W: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):
-    """``[64, N]`` float32: all K blocks of 64 rows times the rows of x that ``at [N, 128]`` points at.
+    """``[R, N1]`` and ``[R, N2]`` float32: all K blocks of R rows times the rows of x at ``at1`` and ``at2``.
 
-    Weights are loaded a step ahead, x two chunks ahead.
-    """
+    Weights are loaded AHEAD steps (1 or 2) before they are needed."""
     STEPS: gl.constexpr = (K_BLOCKS + 3) // 4
-    copy_chunk(at, ok, smem, 0, COLUMNS)
-    copy_chunk(at, ok, smem, 1, COLUMNS)
-    acc = warpgroup_mma_init(gl.zeros([64, N], gl.float32, layout=tile_layout(N)))
-    now = load_step(words, scales, 0, K_BLOCKS)
+    start_copy(x_ptr, at1, at2, smem1, smem2, 0, 0, N2)
+    async_copy.commit_group()
+    if STEPS > 1:
+        start_copy(x_ptr, at1, at2, smem1, smem2, 1, 1, N2)
+    async_copy.commit_group()
+    acc1, acc2 = accumulators(R, N1, N2, W)
+    now = load_step(words, scales, 0, K_BLOCKS, R, W)
+    soon = now
+    if AHEAD == 2:
+        soon = load_step(words, scales, min(1, STEPS - 1), K_BLOCKS, R, W)
     for step in range(STEPS):
-        soon = load_step(words, scales, step + 1, K_BLOCKS)
         async_copy.wait_group(1)
         fence_async_shared()
-        barrier()  # the chunk is there for all, and all have left the one that is overwritten next
-        copy_chunk(at, ok, smem, step + 2, COLUMNS)
-        chunk = smem.index(step % STAGES)
-        acc = two_products(acc, now[0], now[4], chunk, 0, N)
-        acc = two_products(acc, now[1], now[5], chunk, 1, N)
-        acc = two_products(acc, now[2], now[6], chunk, 2, N)
-        acc = two_products(acc, now[3], now[7], chunk, 3, N)
-        acc = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[acc]))
-        now = soon
+        barrier()  # the chunk is there for all, and nobody reads the one before last any more
+        # After the fence, which would wait for it.
+        later = load_step(words, scales, gl.minimum(step + AHEAD, STEPS - 1), K_BLOCKS, R, W)
+        if step + 2 < STEPS:
+            start_copy(x_ptr, at1, at2, smem1, smem2, (step + 2) % STAGES, step + 2, N2)
+        async_copy.commit_group()
+        slot = step % STAGES
+        chunk2 = 0
+        if N2 > 0:
+            chunk2 = smem2.index(slot)
+        acc1, acc2 = multiply_chunk(acc1, acc2, now, smem1.index(slot), chunk2, R, N1, N2, W)
+        if AHEAD == 2:
+            now = soon
+            soon = later
+        else:
+            now = later
     async_copy.wait_group(0)
-    return warpgroup_mma_wait(0, deps=[acc]) * ACCUMULATOR_SCALE
+    return finish(acc1, acc2, N2)
 
 
 @gluon.jit
 def prefill_column(i):
-    """Where column ``i`` is stored: of a block of 32, element 8 t + 2 m + h + 4 l at 16 m + 8 h + 2 t + l."""
-    return i // 32 * 32 + i // 2 % 2 * 16 + i % 2 * 8 + i // 8 % 4 * 2 + i // 4 % 2
-
-
-@gluon.jit
-def round_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
-    """``y [32, N]``, a scale block a column, rounded to MXFP8 or MXFP4 by ``codecs.mx_scale``'s rules; float32
-    values."""
-    EMAX: gl.constexpr = 8 if FORMAT == "e4m3" else 2
-    MAX: gl.constexpr = 448.0 if FORMAT == "e4m3" else 6.0
-    bits = gl.max(y.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
-    if RULE == "epilogue":
-        exponent = gl.maximum(((bits + 0x400000) >> 23) - EMAX, 0)
-    else:
-        quotient = bits.to(gl.float32, bitcast=True) / MAX
-        exponent = (quotient.to(gl.int32, bitcast=True) + 0x7FFFFF) >> 23
-    scale = (exponent << 23).to(gl.float32, bitcast=True)[None, :]
-    scaled = y * ((254 - exponent) << 23).to(gl.float32, bitcast=True)[None, :]
-    if FORMAT == "e4m3":
-        return scaled.to(gl.float8e4nv).to(gl.float32) * scale
-    else:
-        # E2M1's steps are 0.5 below 2, 1 below 4, then 2; adding 2**23 rounds a multiple of the step to nearest even.
-        a = gl.abs(scaled)
-        step = gl.where(a < 2.0, 0.5, gl.where(a < 4.0, 1.0, 2.0))
-        rounded = gl.minimum((a / step + 8388608.0) - 8388608.0, 6.0 / step) * step
-        return gl.where(scaled < 0, -rounded, rounded) * scale
-
-
-@gluon.jit
-def stage1_prefill(
-    x_ptr,  # [M, X_STRIDE] bf16 in prefill order
-    w_ptr,  # as int32
-    scale_ptr,
-    bias_ptr,
-    pairs_ptr,  # [blocks, N]
-    block_expert_ptr,
-    num_blocks_ptr,
-    a_ptr,  # [pairs, A_STRIDE] bf16 in prefill order
-    num_pairs,
-    topk,
-    limit,
-    alpha,
-    beta,
-    linear_beta,
-    H: gl.constexpr,
-    I: gl.constexpr,
-    X_STRIDE: gl.constexpr,
-    A_STRIDE: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    HAS_LIMIT: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    N: gl.constexpr,
-    FORMAT: gl.constexpr,
-    RULE: gl.constexpr,
-    VIA_BF16: gl.constexpr,
-):
-    K_BLOCKS: gl.constexpr = H // 32
-    TILES: gl.constexpr = I // 32
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    CL: gl.constexpr = copy_layout()
-    b = gl.program_id(0) // TILES
-    i0 = gl.program_id(0) % TILES * 32
-    if b < gl.load(num_blocks_ptr):
-        e = gl.load(block_expert_ptr + b).to(gl.int64)
-        smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, N, 128], SHARED)
-        pair = gl.load(pairs_ptr + b * N + gl.arange(0, N, layout=gl.SliceLayout(1, CL)))
-        k = gl.arange(0, 128, layout=gl.SliceLayout(0, CL))
-        ok = (pair < num_pairs)[:, None] & (k >= 0)[None, :]
-        at = x_ptr + (pair // topk).to(gl.int64)[:, None] * X_STRIDE + k[None, :]
-
-        # Row r = 16 * warp + 8 * h + g: h picks gate or up, so that a lane holds both of a pair.
-        r = gl.arange(0, 64, layout=gl.SliceLayout(1, word32_layout()))
-        word = gl.arange(0, 4, layout=gl.SliceLayout(0, word32_layout()))
-        half = r // 8 % 2
-        i = i0 + r // 16 * 8 + r % 8
-        words = w_ptr + e * (I * H // 4)
-        words = (
-            words
-            + weight_offset(weight_row(half, i, I, LAYOUT), 0, H // 2, LAYOUT)[:, None] // 4
-            + word[None, :]
-        )
-        scales = (
-            scale_ptr
-            + e * (2 * I * ((K_BLOCKS + 7) // 8 * 8))
-            + scale_offset(half, i, 0, I, K_BLOCKS, LAYOUT)
-        )
-        total = multiply(words, scales, at, ok, smem, K_BLOCKS, X_STRIDE, N)
-
-        gate, up = gl.split(gl.permute(gl.reshape(total, (4, 2, 8, N)), (0, 2, 3, 1)))
-        OUT: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, 4], [0, 1])
-        gate = gl.convert_layout(gl.reshape(gate, (32, N)), OUT)
-        up = gl.convert_layout(gl.reshape(up, (32, N)), OUT)
-        i = i0 + gl.arange(0, 32, layout=gl.SliceLayout(1, OUT))
-        pair = gl.load(pairs_ptr + b * N + gl.arange(0, N, layout=gl.SliceLayout(0, OUT)))
-        if HAS_BIAS:
-            bias = bias_ptr + e * (2 * I) + i
-            gate += gl.load(bias)[:, None]
-            up += gl.load(bias + I)[:, None]
-        y = gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
-        if FORMAT != "bf16":
-            if VIA_BF16:
-                y = y.to(gl.bfloat16).to(gl.float32)
-            y = round_blocks(y, FORMAT, RULE)
-        keep = (pair < num_pairs)[None, :] & (i >= 0)[:, None]
-        out = a_ptr + pair.to(gl.int64)[None, :] * A_STRIDE
-        gl.store(out + prefill_column(i)[:, None], y.to(gl.bfloat16), mask=keep)
-        if (
-            A_STRIDE > I
-        ):  # stage 2 reads whole steps; its weights are 0 there, but 0 times garbage may be NaN
-            if i0 + 32 >= I:
-                for j in gl.static_range((A_STRIDE - I) // 32):
-                    gl.store(
-                        out + (i + (32 + j * 32))[:, None],
-                        gl.zeros_like(y).to(gl.bfloat16),
-                        mask=keep,
-                    )
-
-
-@gluon.jit
-def stage2_prefill(
-    a_ptr,  # [pairs, A_STRIDE] bf16 in prefill order
-    w_ptr,  # as int32
-    scale_ptr,
-    bias_ptr,
-    weights_ptr,
-    pairs_ptr,
-    block_expert_ptr,
-    num_blocks_ptr,
-    part_ptr,  # [pairs, H] bf16
-    num_pairs,
-    H: gl.constexpr,
-    I: gl.constexpr,
-    A_STRIDE: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    N: gl.constexpr,
-):
-    K_BLOCKS: gl.constexpr = I // 32
-    TILES: gl.constexpr = (H + 63) // 64
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    CL: gl.constexpr = copy_layout()
-    b = gl.program_id(0) // TILES
-    n0 = gl.program_id(0) % TILES * 64
-    if b < gl.load(num_blocks_ptr):
-        e = gl.load(block_expert_ptr + b).to(gl.int64)
-        smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, N, 128], SHARED)
-        pair = gl.load(pairs_ptr + b * N + gl.arange(0, N, layout=gl.SliceLayout(1, CL)))
-        k = gl.arange(0, 128, layout=gl.SliceLayout(0, CL))
-        ok = (pair < num_pairs)[:, None] & (k >= 0)[None, :]
-        at = a_ptr + pair.to(gl.int64)[:, None] * A_STRIDE + k[None, :]
-        n = gl.minimum(n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, word32_layout())), H - 1)
-        word = gl.arange(0, 4, layout=gl.SliceLayout(0, word32_layout()))
-        words = (
-            w_ptr
-            + e * (H * I // 8)
-            + weight_offset(n, 0, I // 2, "separated")[:, None] // 4
-            + word[None, :]
-        )
-        scales = (
-            scale_ptr
-            + e * (H * ((K_BLOCKS + 7) // 8 * 8))
-            + scale_offset(0, n, 0, H, K_BLOCKS, "separated")
-        )
-        total = multiply(words, scales, at, ok, smem, K_BLOCKS, A_STRIDE, N)
-
-        OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-        y = gl.convert_layout(total, OUT)
-        n = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, OUT))
-        pair = gl.load(pairs_ptr + b * N + gl.arange(0, N, layout=gl.SliceLayout(0, OUT)))
-        ok = pair < num_pairs
-        if HAS_BIAS:
-            y += gl.load(bias_ptr + e * H + n, mask=n < H, other=0.0)[:, None]
-        y = y * gl.load(weights_ptr + pair, mask=ok, other=0.0)[None, :]
-        out = part_ptr + pair.to(gl.int64)[None, :] * H + n[:, None]
-        gl.store(out, y.to(gl.bfloat16), mask=ok[None, :] & (n < H)[:, None])
+    """Where column ``i`` is stored: bits of i are [step][2 t][2 w][l][v][h], those of the place [step][2 w][v][h][2 t][l]."""
+    return (
+        i // 128 * 128
+        + i // 8 % 4 * 32
+        + i // 2 % 2 * 16
+        + i % 2 * 8
+        + i // 32 % 4 * 2
+        + i // 4 % 2
+    )

@@ -1,4 +1,4 @@
-"""Many tokens: prepare, stage 1, stage 2, combine, with blocks of N tokens."""
+"""Many tokens: rank, blocks, place, stage 1, stage 2, combine, with blocks of up to ``n`` tokens."""
 
 from __future__ import annotations
 
@@ -9,17 +9,38 @@ import triton
 
 from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.portable.triton.hopper import fp8_launch
-from sglang_aiter_moe.portable.triton.hopper.prefill import stage1_prefill, stage2_prefill
-from sglang_aiter_moe.portable.triton.hopper.prepare import combine_hopper, prepare_kernel
+from sglang_aiter_moe.portable.triton.hopper.prefill_prepare import (
+    blocks_kernel,
+    place_kernel,
+    rank_kernel,
+)
+from sglang_aiter_moe.portable.triton.hopper.prefill_stages import stage1_prefill, stage2_prefill
+from sglang_aiter_moe.portable.triton.hopper.prepare import combine_hopper
 from sglang_aiter_moe.portable.triton.workspace import carve, state
+
+CHUNK = 512
+"""Pairs of one program of the ranking."""
+SHORT = 512
+"""Stage 2 keeps its tokens in shared memory up to this many columns: a ring would be longer than they are."""
 
 
 @dataclass(frozen=True)
 class PrefillConfig:
-    """``n`` tokens a block in both stages."""
+    """Most tokens a block (``prefill_stages.column_choices``); rows and warps of stage 1 and of stage 2; row tiles of
+    a stage-2 program that keeps its tokens in shared memory, 0: one tile, tokens through a ring; register caps of both
+    stages, 0: none; steps that the weights of both are loaded ahead."""
 
     n: int
-    combine: int = 512
+    r1: int = 128
+    w1: int = 8
+    r2: int = 128
+    w2: int = 8
+    tiles: int = 0
+    regs1: int = 0
+    regs2: int = 0
+    ahead1: int = 1
+    ahead2: int = 1
+    combine: int = 1024
 
 
 FORMATS = {"A16W4": "bf16", "A8W4": "e4m3", "A4W4": "e2m1"}
@@ -27,61 +48,82 @@ FORMATS = {"A16W4": "bf16", "A8W4": "e4m3", "A4W4": "e2m1"}
 
 def supports(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:
     """All three modes: quantised activations are rounded as the mode rounds them and multiplied in bf16, exactly."""
-    return fp8_launch.supports_but_mode(r, w1_scale, w2_scale)
+    return r.hidden_size > 128 and fp8_launch.supports_but_mode(r, w1_scale, w2_scale)
+
+
+def _cap(registers: int) -> dict:
+    return {"maxnreg": registers} if registers else {}
 
 
 def run_prefill(
     r, x, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out, config: PrefillConfig
 ) -> None:
-    """Four launches. Operands as in ``portable.triton.run``."""
+    """Six launches. Operands as in ``portable.triton.run``."""
+    c = config
     M, topk = topk_ids.shape
     E, H, I = r.num_experts, r.hidden_size, r.intermediate_size
     pairs = M * topk
-    blocks = min(pairs, (pairs + E * (config.n - 1)) // config.n)
+    mask, tokens = r.expert_mask, r.num_local_tokens
+    groups = E if mask is None else mask.numel()
+    blocks = min(pairs, (pairs + E * (c.n - 1)) // c.n)
     x_stride, a_stride = -(-H // 128) * 128, -(-I // 128) * 128
     ws = carve(
         x.device,
         {
-            "pairs": ((blocks, config.n), torch.int32),
+            "ranks": ((pairs,), torch.int32),
+            "first": ((groups,), torch.int32),
+            "pairs": ((blocks, c.n), torch.int32),
             "experts": ((blocks,), torch.int32),
+            "rows": ((blocks,), torch.int32),
+            "blocks": ((1,), torch.int32),
             "x": ((M, x_stride), torch.bfloat16),
             "a": ((pairs, a_stride), torch.bfloat16),
             "part": ((pairs, H), torch.bfloat16),
         },
     )
-    counter = state(x.device)
+    counts = state(x.device, groups)
     fmt = FORMATS[r.mode]
     rule, via_bf16 = fp8_launch.RULES.get(r.requantization, ("none", False))
-    mask, tokens = r.expert_mask, r.num_local_tokens
-    groups = E if mask is None else mask.numel()
     nothing = topk_ids
-    sort_args = (topk_ids, nothing if mask is None else mask, nothing if tokens is None else tokens)
-    flags = {"HAS_MASK": mask is not None, "HAS_TOKENS": tokens is not None}
+    mask_ptr = nothing if mask is None else mask
+    tokens_ptr = nothing if tokens is None else tokens
+    has_tokens = {"HAS_TOKENS": tokens is not None}
+    tiles = c.tiles or int(a_stride <= SHORT)
+    wide = max(M * x_stride, pairs * a_stride) >= 1 << 31
+    all_groups = triton.next_power_of_2(groups)
+    chunks = triton.cdiv(pairs, CHUNK)
+    block_args = (ws["pairs"], ws["experts"], ws["rows"], ws["blocks"])
     try:
-        prepare_kernel[(groups + M,)](
-            x, ws["x"], *sort_args, ws["pairs"], ws["experts"], counter, M, topk, groups, E,
-            H=H, H_USED=H, X_STRIDE=x_stride, ORDER="prefill", FORMAT=fmt, RULE=r.input_rounding, **flags, PDL=False,
-            GROUPS=triton.next_power_of_2(groups), T=config.n,
-            BLOCK=min(4096, triton.next_power_of_2(pairs)), WIDTH=1024, num_warps=4,
+        rank_kernel[(chunks + M,)](
+            x, ws["x"], topk_ids, tokens_ptr, counts, ws["ranks"], M, topk, groups,
+            H=H, X_STRIDE=x_stride, FORMAT=fmt, RULE=r.input_rounding, **has_tokens, BLOCK=CHUNK, WIDTH=1024, num_warps=4,
         )  # fmt: skip
-        stage1_prefill[(blocks * (I // 32),)](
-            ws["x"], w1.view(torch.int32), w1_scale, topk_weights if r.bias13 is None else r.bias13,
-            ws["pairs"], ws["experts"], counter, ws["a"], pairs, topk,
-            r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
-            H=H, I=I, X_STRIDE=x_stride, A_STRIDE=a_stride, LAYOUT=r.w13_layout, ACTIVATION=r.activation,
-            HAS_LIMIT=r.limit is not None, HAS_BIAS=r.bias13 is not None, N=config.n,
-            FORMAT=fmt, RULE=rule, VIA_BF16=via_bf16, num_warps=4,
+        blocks_kernel[(groups,)](
+            mask_ptr, counts, ws["first"], *block_args, pairs, groups, E,
+            HAS_MASK=mask is not None, GROUPS=all_groups, T=c.n, FILL=triton.next_power_of_2(c.n), num_warps=4,
         )  # fmt: skip
-        stage2_prefill[(blocks * triton.cdiv(H, 64),)](
-            ws["a"], w2.view(torch.int32), w2_scale, topk_weights if r.bias2 is None else r.bias2,
-            topk_weights, ws["pairs"], ws["experts"], counter, ws["part"], pairs,
-            H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, N=config.n, num_warps=4,
-        )  # fmt: skip
-        combine_hopper[(M, triton.cdiv(H, config.combine))](
-            ws["part"], *sort_args, counter, out, out.stride(0), M, groups,
-            H=H, H_USED=H, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
-            PDL=False, BLOCK_H=config.combine, DOT="bf16", num_warps=4,
+        place_kernel[(chunks,)](
+            topk_ids, tokens_ptr, counts, ws["ranks"], ws["first"], ws["pairs"], M, topk, groups,
+            **has_tokens, GROUPS=all_groups, BLOCK=CHUNK, num_warps=4,
         )  # fmt: skip
     except BaseException:
-        counter.zero_()  # a chain that broke off must not leave its count to the next call
+        counts.zero_()  # a chain that broke off must not leave its counts to the next call
         raise
+    stage1_prefill[(blocks * triton.cdiv(a_stride, c.r1 // 2),)](
+        ws["x"], w1.view(torch.int32), w1_scale, topk_weights if r.bias13 is None else r.bias13,
+        *block_args, ws["a"], pairs, topk, r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
+        H=H, I=I, X_STRIDE=x_stride, A_STRIDE=a_stride, LAYOUT=r.w13_layout, ACTIVATION=r.activation,
+        HAS_LIMIT=r.limit is not None, HAS_BIAS=r.bias13 is not None, FORMAT=fmt, RULE=rule, VIA_BF16=via_bf16,
+        WIDE=wide, R=c.r1, T=c.n, W=c.w1, AHEAD=c.ahead1, num_warps=c.w1, **_cap(c.regs1),
+    )  # fmt: skip
+    stage2_prefill[(blocks * triton.cdiv(H, c.r2 * max(tiles, 1)),)](
+        ws["a"], w2.view(torch.int32), w2_scale, topk_weights if r.bias2 is None else r.bias2,
+        *block_args, ws["part"], pairs,
+        H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, WIDE=wide, TILES=tiles, R=c.r2, T=c.n, W=c.w2,
+        AHEAD=c.ahead2, num_warps=c.w2, **_cap(c.regs2),
+    )  # fmt: skip
+    combine_hopper[(M, triton.cdiv(H, c.combine))](
+        ws["part"], topk_ids, mask_ptr, tokens_ptr, ws["blocks"], topk_weights, out, out.stride(0), M, groups,
+        H=H, H_USED=H, WEIGHTED=True, TOPK=topk, SLOTS=triton.next_power_of_2(topk), HAS_MASK=mask is not None, **has_tokens,
+        PDL=False, BLOCK_H=c.combine, DOT="bf16", num_warps=4,
+    )  # fmt: skip

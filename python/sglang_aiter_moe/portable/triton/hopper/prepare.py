@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from sglang_aiter_moe.portable.triton.codecs import (
-    e2m1_to_f32,
     e4m3_to_f32,
     e8m0_to_f32,
     f32_to,
@@ -69,7 +68,7 @@ def list_expert(
 @triton.jit
 def prepare_kernel(
     x_ptr,  # [M, H] bf16
-    xp_ptr,  # [M, X_STRIDE] bf16, columns in ORDER
+    xp_ptr,  # [M, X_STRIDE] bf16, columns in planes
     ids_ptr,
     mask_ptr,
     tokens_ptr,
@@ -83,9 +82,6 @@ def prepare_kernel(
     H: tl.constexpr,
     H_USED: tl.constexpr,
     X_STRIDE: tl.constexpr,
-    ORDER: tl.constexpr,
-    FORMAT: tl.constexpr,  # "bf16", or what x is quantised to first, by RULE
-    RULE: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_TOKENS: tl.constexpr,
     PDL: tl.constexpr,
@@ -106,22 +102,9 @@ def prepare_kernel(
         row = (g - groups).to(tl.int64)
         for c in range(0, X_STRIDE, WIDTH):
             p = c + tl.arange(0, WIDTH)
-            if (
-                ORDER == "planes"
-            ):  # operands.x_step: [4 plane pairs][4 K blocks][2 planes][4 words] of 128 columns
-                col = p // 128 * 128 + p // 8 % 4 * 32 + p % 4 * 8 + p // 32 % 4 * 2 + p // 4 % 2
-            else:  # prefill.prefill_column, inverted
-                col = p // 32 * 32 + p // 2 % 4 * 8 + p // 16 % 2 * 2 + p // 8 % 2 + p % 2 * 4
+            # operands.x_step: [4 plane pairs][4 K blocks][2 planes][4 words] of 128 columns
+            col = p // 128 * 128 + p // 8 % 4 * 32 + p % 4 * 8 + p // 32 % 4 * 2 + p // 4 % 2
             v = tl.load(x_ptr + row * H + col, mask=(col < H_USED) & (p < X_STRIDE), other=0.0)
-            if FORMAT != "bf16":  # the quantised values; bf16 holds them exactly
-                codes, scale = quantize_blocks(
-                    tl.reshape(v.to(tl.float32), (1, WIDTH)), FORMAT, RULE
-                )
-                value = e4m3_to_f32(codes) if FORMAT == "e4m3" else e2m1_to_f32(codes)
-                value = tl.reshape(value, (WIDTH // 32, 32)) * tl.reshape(
-                    e8m0_to_f32(scale), (WIDTH // 32, 1)
-                )
-                v = tl.reshape(value, (WIDTH,)).to(tl.bfloat16)
             tl.store(xp_ptr + row * X_STRIDE + p, v, mask=p < X_STRIDE)
 
 
@@ -190,12 +173,14 @@ def combine_hopper(
     mask_ptr,
     tokens_ptr,
     num_blocks_ptr,
+    weights_ptr,  # [M * TOPK] fp32, for WEIGHTED
     out_ptr,
     stride_out,
     M,
     groups,
     H: tl.constexpr,
     H_USED: tl.constexpr,
+    WEIGHTED: tl.constexpr,  # parts lack their routing weight
     TOPK: tl.constexpr,
     SLOTS: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -221,6 +206,10 @@ def combine_hopper(
     part = tl.load(
         row[:, None] + col[None, :], mask=here[:, None] & (col < end)[None, :], other=0.0
     )
-    acc = tl.sum(part.to(tl.float32), axis=0)
+    part = part.to(tl.float32)
+    if WEIGHTED:
+        weight = tl.load(weights_ptr + m * TOPK + slot, mask=here, other=0.0)
+        part = part * weight[:, None]
+    acc = tl.sum(part, axis=0)
     at = out_ptr + m.to(tl.int64) * stride_out + col
     tl.store(at, f32_to(acc, out_ptr.dtype.element_ty, DOT), mask=col < H)

@@ -11,15 +11,22 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from dataclasses import asdict
 
 import torch
+import triton
 
 from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.portable.triton.hopper import fp8_launch, launch, prefill_launch
 from sglang_aiter_moe.portable.triton.table import TABLES
 
+logger = logging.getLogger(__name__)
+
 SHORT = 512
+FRAGMENTS_UP_TO = (3, 6)
+"""The last Triton that keeps the bf16 fragments of "tokens" and "list" out of shared memory; the layouts are its choice,
+and ``test_hopper_code.py`` looks at what it generates. Later ones stage them, so other forms run instead."""
 FORMS = {
     "tokens": (launch.TokenConfig, launch.supports_tokens, launch.run_tokens),
     "list": (launch.ListConfig, launch.supports, launch.run_list),
@@ -50,10 +57,27 @@ def group(r: KernelRequest) -> str:
     return f"{r.mode} {'short' if r.intermediate_size <= SHORT else 'long'}"
 
 
+@functools.cache
+def fragments_stay_in_registers() -> bool:
+    """Whether this Triton compiles the bf16 forms as they were measured; says once if not."""
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    if version <= FRAGMENTS_UP_TO:
+        return True
+    logger.warning(
+        "Triton %s stages bf16 weight fragments through shared memory (checked up to %d.%d): fp8 and wgmma forms run in "
+        "place of the 'tokens' and 'list' forms",
+        triton.__version__,
+        *FRAGMENTS_UP_TO,
+    )
+    return False
+
+
 def choose(r: KernelRequest, pairs: int, w1_scale: torch.Tensor, w2_scale: torch.Tensor):
     """(runner, configuration), or None where the portable form is the one to run."""
     for bound, form, config in load().get(group(r), ()):
         _, supports, runner = FORMS[form]
+        if form in ("tokens", "list") and not fragments_stay_in_registers():
+            continue
         if pairs <= bound and supports(r, w1_scale, w2_scale):
             return runner, config
     return None

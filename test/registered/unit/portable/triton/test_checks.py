@@ -86,12 +86,18 @@ def test_wrong_operand(name, value):
         ("bias13", torch.zeros(E, I), "bias13"),
         ("bias2", torch.zeros(E, H, dtype=torch.bfloat16), "bias2"),
         ("expert_mask", torch.zeros(4), "expert_mask"),
+        ("expert_mask", torch.ones(3, dtype=torch.int32), "expert_mask names 3 local experts"),
         ("intermediate_size", 40, "intermediate_size"),
     ],
 )
 def test_wrong_request(field, value, names):
     with pytest.raises(ContractError, match=names):
         run(replace(REQUEST, **{field: value}))
+
+
+def test_a_mask_with_fewer_experts_than_weights_passes():
+    run(replace(REQUEST, expert_mask=torch.tensor([0, 1, 0, 1], dtype=torch.int32)))
+    run(replace(REQUEST, expert_mask=torch.tensor([0, 1, 0, 0], dtype=torch.int32)))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ def forms() -> list:
         ("list", run_list, ListConfig(32, 1, 2, 32, 2, 2)),
         ("fp8", run_fp8, Fp8Config(8, 4, 4, 2)),
         ("fp8-8-warps", run_fp8, Fp8Config(16, 8, 8, 1)),
-        ("prefill", run_prefill, PrefillConfig(32)),
+        ("prefill", run_prefill, PrefillConfig(32, tiles=2)),
+        ("prefill-4-warps", run_prefill, PrefillConfig(64, 64, 4, 64, 4)),
+        ("prefill-256-rows", run_prefill, PrefillConfig(16, 256, 8, 256, 8)),
     ]
 
 
@@ -61,6 +63,8 @@ MODES = {
     "fp8": ("A16W4", "A8W4"),
     "fp8-8-warps": ("A16W4", "A8W4"),
     "prefill": ("A16W4", "A8W4", "A4W4"),
+    "prefill-4-warps": ("A16W4", "A8W4", "A4W4"),
+    "prefill-256-rows": ("A16W4", "A8W4", "A4W4"),
 }
 SHAPES = [
     Case("small", tokens=5, twice=True),
@@ -77,7 +81,7 @@ SHAPES = [
 
 @hopper
 @pytest.mark.parametrize("case", SHAPES, ids=lambda c: c.name)
-@pytest.mark.parametrize("form", range(6))
+@pytest.mark.parametrize("form", range(8))
 @pytest.mark.parametrize("mode", ["A16W4", "A8W4", "A4W4"])
 def test_hopper_forms(mode, form, case):
     name, runner, config = forms()[form]
@@ -88,6 +92,21 @@ def test_hopper_forms(mode, form, case):
     case = dataclasses.replace(case, mode=mode)
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
     check(case, row)
+
+
+@hopper
+@pytest.mark.parametrize("tokens", [7, 20, 40, 90, 120, 158, 200, 333])
+@pytest.mark.parametrize("tiles", [0, 1])
+def test_prefill_block_sizes(tiles, tokens):
+    """Every choice of columns, and experts that need two blocks of different sizes."""
+    from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig, run_prefill
+
+    case = Case("sizes", routing="one", tokens=tokens, hidden=256, inter=128, twice=True)
+    config = PrefillConfig(160, tiles=tiles)
+    check(
+        case,
+        run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: run_prefill(r, *o, config)),
+    )
 
 
 @hopper
@@ -103,6 +122,22 @@ def test_hopper_forms(mode, form, case):
 )
 def test_dispatch(name):
     check(CASES[name], run_case(CASES[name], "cuda", 5))
+
+
+def test_a_mask_with_too_many_experts_is_refused_and_its_later_content_too():
+    from sglang_aiter_moe.errors import ContractError
+
+    mask = torch.tensor([0, 1, 1, 0, 1], dtype=torch.int32, device="cuda")
+
+    def runner(r, *operands):
+        from sglang_aiter_moe.portable import triton as backend
+
+        backend.run(dataclasses.replace(r, expert_mask=mask), *operands)
+
+    run_case(CASES["A16W4-mask"], "cuda", 3, runner)
+    mask[0] = 1
+    with pytest.raises(ContractError, match="names 4 local experts"):
+        run_case(CASES["A16W4-mask"], "cuda", 3, runner)
 
 
 def test_graph_replay_allocates_nothing():
