@@ -33,12 +33,16 @@ CANDIDATES = {
         TokenConfig(32, 4, 7, 16, 1, 2, 8), TokenConfig(16, 4, 7, 16, 1, 2, 8), TokenConfig(32, 2, 2, 16, 1, 2, 4),
         TokenConfig(32, 1, 4, 16, 1, 2, 4), ListConfig(32, 1, 4, 32, 4, 3), ListConfig(32, 1, 1, 32, 4, 3),
         Fp8Config(8, 4, 4, 4), Fp8Config(8, 4, 4, 2), Fp8Config(8, 4, 8, 2), Fp8Config(8, 8, 4, 4),
-        PrefillConfig(16, 1024), PrefillConfig(32, 1024), PrefillConfig(64, 1024), PrefillConfig(128, 1024),
+        PrefillConfig(8, tiles=4, regs1=64, regs2=64), PrefillConfig(16, tiles=4, regs1=64, regs2=64),
+        PrefillConfig(32, tiles=7, regs1=80, regs2=80), PrefillConfig(64, tiles=7, regs1=128, regs2=128),
+        PrefillConfig(96, tiles=7, regs1=128, regs2=128), PrefillConfig(160, tiles=7),
     ],
     "long": [
         TokenConfig(32, 4, 6, 16, 4, 5, 16), TokenConfig(16, 4, 6, 16, 4, 5, 16), TokenConfig(32, 2, 2, 32, 2, 2, 8),
         ListConfig(32, 1, 1, 32, 1, 2), ListConfig(32, 1, 2, 32, 1, 2), Fp8Config(8, 4, 4, 1), Fp8Config(8, 4, 4, 2),
-        PrefillConfig(16, 1024), PrefillConfig(32, 1024), PrefillConfig(64, 1024), PrefillConfig(128, 1024),
+        PrefillConfig(16, regs1=64, regs2=64), PrefillConfig(32, regs1=80, regs2=80),
+        PrefillConfig(64, regs1=128, regs2=128), PrefillConfig(96, regs1=128, regs2=128), PrefillConfig(160),
+        PrefillConfig(128, r1=256, r2=256),
     ],
 }  # fmt: skip
 
@@ -47,7 +51,7 @@ def form_of(config) -> str:
     return next(name for name, (kind, _, _) in table.FORMS.items() if type(config) is kind)
 
 
-PLAUSIBLE = {"tokens": (1, 8), "list": (8, 512), "fp8": (4, 256), "prefill": (128, 1 << 30)}
+PLAUSIBLE = {"tokens": (1, 8), "list": (8, 512), "fp8": (4, 256), "prefill": (64, 1 << 30)}
 """Token counts at which a form is timed; outside it was never within 1.5 of the best."""
 
 

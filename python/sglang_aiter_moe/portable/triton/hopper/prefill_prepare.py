@@ -110,9 +110,7 @@ def blocks_kernel(
         tl.store(block_rows_ptr + first + b, tl.minimum(mine - b * T, T))
     fill = mine + tl.arange(0, FILL)
     end = (mine + T - 1) // T * T
-    tl.store(
-        pairs_ptr + first * T + fill, tl.zeros([FILL], tl.int32) + num_pairs, mask=fill < end
-    )
+    tl.store(pairs_ptr + first * T + fill, tl.zeros([FILL], tl.int32) + num_pairs, mask=fill < end)
 
 
 @triton.jit

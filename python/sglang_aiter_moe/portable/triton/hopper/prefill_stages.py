@@ -25,7 +25,6 @@ from sglang_aiter_moe.portable.triton.hopper.prefill import (
     load_step,
     multiply,
     multiply_chunk,
-    prefill_column,
     row_bases,
     start_copy,
 )
@@ -177,7 +176,14 @@ def activate(
     y = gl.permute(gl.reshape(y, (RUN // 2, 4, 2, 2, 2, N)), (1, 3, 4, 0, 2, 5))
     y = gl.convert_layout(gl.reshape(y, (R // 2, N)), OUT)
     p = gl.arange(0, R // 2, layout=gl.SliceLayout(1, OUT))
-    i = i0 + p // RUN // 4 * 8 + p // RUN // 2 % 2 * 2 + p // RUN % 2 + p % 2 * 4 + p % RUN // 2 * 32
+    i = (
+        i0
+        + p // RUN // 4 * 8
+        + p // RUN // 2 % 2 * 2
+        + p // RUN % 2
+        + p % 2 * 4
+        + p % RUN // 2 * 32
+    )
     place = i0 // 128 * 128 + p // RUN * 8 + i0 % 128 // (R // 2) * RUN + p % RUN
     pair = gl.load(pairs_ptr + gl.arange(0, N, layout=gl.SliceLayout(0, OUT)))
     out = a_ptr + pair.to(gl.int64)[None, :] * A_STRIDE
@@ -201,7 +207,9 @@ def stage1_columns(
     if N2 > 0:
         smem2 = shared(4, N2)
         at2 = row_starts(pairs_ptr, N1, num_pairs, topk, X_STRIDE, WIDE, N2, W)
-    acc1, acc2 = multiply(words, scales, x_ptr, at1, at2, smem1, smem2, H // 32, R, N1, N2, W, AHEAD)
+    acc1, acc2 = multiply(
+        words, scales, x_ptr, at1, at2, smem1, smem2, H // 32, R, N1, N2, W, AHEAD
+    )
     activate(
         acc1, bias_ptr, pairs_ptr, a_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, I, A_STRIDE, ACTIVATION,
         HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, R, N1, W,
@@ -265,7 +273,9 @@ def stage1_prefill(
         t = gl.arange(0, 4, layout=gl.SliceLayout(0, lane_layout(R, W, 1)))
         i = gl.minimum(i0 + r // 16 * 8 + r % 8, I - 1)
         at = scale_offset(r // 8 % 2, i, 0, I, K_BLOCKS, LAYOUT)
-        scales = scale_ptr + e * (2 * I * ((K_BLOCKS + 7) // 8 * 8)) + (at[:, None] + (t * 64)[None, :])
+        scales = (
+            scale_ptr + e * (2 * I * ((K_BLOCKS + 7) // 8 * 8)) + (at[:, None] + (t * 64)[None, :])
+        )
         for j in gl.static_range(number_of_choices(T)):
             if (n > columns(T, j - 1)) & (n <= columns(T, j)):
                 stage1_columns(
@@ -323,7 +333,9 @@ def side_by_side(r):
 
 
 @gluon.jit
-def stage2_rows(n0, w_ptr, scale_ptr, H: gl.constexpr, I: gl.constexpr, R: gl.constexpr, W: gl.constexpr):
+def stage2_rows(
+    n0, w_ptr, scale_ptr, H: gl.constexpr, I: gl.constexpr, R: gl.constexpr, W: gl.constexpr
+):
     """Pointers to the words ``[R, 16]`` and scale bytes ``[R, 4]`` of the first step of rows n0 .. n0 + R - 1."""
     K_BLOCKS: gl.constexpr = I // 32
     r = gl.arange(0, R, layout=gl.SliceLayout(1, lane_layout(R, W, 4)))
@@ -357,10 +369,14 @@ def stage2_columns(
         at2 = row_starts(pairs_ptr, N1, num_pairs, 1, A_STRIDE, WIDE, N2, W)
     if TILES == 0:
         words, scales = stage2_rows(n0, w_ptr, scale_ptr, H, I, R, W)
-        acc1, acc2 = multiply(words, scales, a_ptr, at1, at2, smem1, smem2, K_BLOCKS, R, N1, N2, W, AHEAD)
+        acc1, acc2 = multiply(
+            words, scales, a_ptr, at1, at2, smem1, smem2, K_BLOCKS, R, N1, N2, W, AHEAD
+        )
         store_part(acc1, bias_ptr, pairs_ptr, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N1, W)
         if N2 > 0:
-            store_part(acc2, bias_ptr, pairs_ptr + N1, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N2, W)
+            store_part(
+                acc2, bias_ptr, pairs_ptr + N1, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N2, W
+            )
     else:
         for step in gl.static_range(STEPS):
             start_copy(a_ptr, at1, at2, smem1, smem2, step, step, N2)
@@ -387,7 +403,9 @@ def stage2_columns(
                 chunk2 = 0
                 if N2 > 0:
                     chunk2 = smem2.index(step)
-                acc1, acc2 = multiply_chunk(acc1, acc2, now, smem1.index(step), chunk2, R, N1, N2, W)
+                acc1, acc2 = multiply_chunk(
+                    acc1, acc2, now, smem1.index(step), chunk2, R, N1, N2, W
+                )
                 if DEEP:
                     now = soon
                     soon = later
@@ -398,7 +416,9 @@ def stage2_columns(
             y1, y2 = finish(acc1, acc2, N2)
             store_part(y1, bias_ptr, pairs_ptr, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N1, W)
             if N2 > 0:
-                store_part(y2, bias_ptr, pairs_ptr + N1, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N2, W)
+                store_part(
+                    y2, bias_ptr, pairs_ptr + N1, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N2, W
+                )
             n0 += R
 
 

@@ -77,7 +77,9 @@ def test_forms_that_would_be_staged_are_not_chosen(monkeypatch, caplog):
     forms = (launch.run_tokens, launch.run_list)
     monkeypatch.setattr(table, "FRAGMENTS_UP_TO", (99, 0))
     table.fragments_stay_in_registers.cache_clear()
-    before = {pairs: table.choose(request, pairs, scales, scales)[0] for pairs in (1, 16, 300, 5000)}
+    before = {
+        pairs: table.choose(request, pairs, scales, scales)[0] for pairs in (1, 16, 300, 5000)
+    }
     assert before[1] in forms
     monkeypatch.setattr(table, "FRAGMENTS_UP_TO", (0, 0))
     table.fragments_stay_in_registers.cache_clear()
