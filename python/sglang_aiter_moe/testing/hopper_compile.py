@@ -65,8 +65,8 @@ def forms() -> dict[str, tuple]:
         "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | {"RULE": "epilogue", "VIA_BF16": False, "PARTS": 1}, FP8, 4, 8),
         "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "TILES": 1}, FP8, 4, 8),
         "prefill stage 1": (
-            stage1_prefill, STAGE1 | prefill | {"X_STRIDE": 3584, "A_STRIDE": 384, "T": 96, "FORMAT": "bf16", "RULE": "none",
-            "VIA_BF16": False}, PREFILL, 8, 96,
+            stage1_prefill, STAGE1 | prefill | {"X_STRIDE": 3584, "A_STRIDE": 384, "T": 96, "FORMAT": "bf16",
+            "RULE": "none", "VIA_BF16": False}, PREFILL, 8, 96,
         ),
         "prefill stage 2": (
             stage2_prefill, K3 | prefill | {"A_STRIDE": 384, "HAS_BIAS": False, "TILES": 7, "T": 64}, PREFILL, 8, 64,

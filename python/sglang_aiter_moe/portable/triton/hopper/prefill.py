@@ -268,7 +268,7 @@ def multiply(
 
 @gluon.jit
 def prefill_column(i):
-    """Where column ``i`` is stored: bits of i are [step][2 t][2 w][l][v][h], those of the place [step][2 w][v][h][2 t][l]."""
+    """Where column ``i`` is stored: from bits [step][2 t][2 w][l][v][h] to [step][2 w][v][h][2 t][l]."""
     return (
         i // 128 * 128
         + i // 8 % 4 * 32

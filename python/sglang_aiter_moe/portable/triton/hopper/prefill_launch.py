@@ -96,7 +96,8 @@ def run_prefill(
     try:
         rank_kernel[(chunks + M,)](
             x, ws["x"], topk_ids, tokens_ptr, counts, ws["ranks"], M, topk, groups,
-            H=H, X_STRIDE=x_stride, FORMAT=fmt, RULE=r.input_rounding, **has_tokens, BLOCK=CHUNK, WIDTH=1024, num_warps=4,
+            H=H, X_STRIDE=x_stride, FORMAT=fmt, RULE=r.input_rounding, **has_tokens, BLOCK=CHUNK, WIDTH=1024,
+            num_warps=4,
         )  # fmt: skip
         blocks_kernel[(groups,)](
             mask_ptr, counts, ws["first"], *block_args, pairs, groups, E,
@@ -124,6 +125,6 @@ def run_prefill(
     )  # fmt: skip
     combine_hopper[(M, triton.cdiv(H, c.combine))](
         ws["part"], topk_ids, mask_ptr, tokens_ptr, ws["blocks"], topk_weights, out, out.stride(0), M, groups,
-        H=H, H_USED=H, WEIGHTED=True, TOPK=topk, SLOTS=triton.next_power_of_2(topk), HAS_MASK=mask is not None, **has_tokens,
-        PDL=False, BLOCK_H=c.combine, DOT="bf16", num_warps=4,
+        H=H, H_USED=H, WEIGHTED=True, TOPK=topk, SLOTS=triton.next_power_of_2(topk), HAS_MASK=mask is not None,
+        **has_tokens, PDL=False, BLOCK_H=c.combine, DOT="bf16", num_warps=4,
     )  # fmt: skip

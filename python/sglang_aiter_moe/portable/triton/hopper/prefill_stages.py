@@ -390,7 +390,7 @@ def stage2_columns(
         async_copy.wait_group(0)
         fence_async_shared()
         barrier()
-        for tile in range(TILES):
+        for _tile in range(TILES):
             acc1, acc2 = accumulators(R, N1, N2, W)
             next_words, next_scales = stage2_rows(n0 + R, w_ptr, scale_ptr, H, I, R, W)
             for step in gl.static_range(STEPS):

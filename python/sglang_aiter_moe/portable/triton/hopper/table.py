@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 SHORT = 512
 FRAGMENTS_UP_TO = (3, 6)
-"""The last Triton that keeps the bf16 fragments of "tokens" and "list" out of shared memory; the layouts are its choice,
+"""The last Triton that keeps the bf16 fragments of "tokens" and "list" out of shared memory; layouts are its choice,
 and ``test_hopper_code.py`` looks at what it generates. Later ones stage them, so other forms run instead."""
 FORMS = {
     "tokens": (launch.TokenConfig, launch.supports_tokens, launch.run_tokens),
@@ -64,8 +64,8 @@ def fragments_stay_in_registers() -> bool:
     if version <= FRAGMENTS_UP_TO:
         return True
     logger.warning(
-        "Triton %s stages bf16 weight fragments through shared memory (checked up to %d.%d): fp8 and wgmma forms run in "
-        "place of the 'tokens' and 'list' forms",
+        "Triton %s stages bf16 weight fragments through shared memory (checked up to %d.%d): fp8 and wgmma forms run "
+        "in place of the 'tokens' and 'list' forms",
         triton.__version__,
         *FRAGMENTS_UP_TO,
     )
