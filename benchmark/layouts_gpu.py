@@ -123,16 +123,16 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", required=True)
     parser.add_argument(
         "--together",
-        nargs=4,
+        nargs=5,
         action="append",
         type=int,
         default=[],
-        metavar=("UNIT", "KIB", "WARPS", "BESIDE"),
+        metavar=("UNIT", "KIB", "WARPS", "BESIDE", "AHEAD"),
         help="other limits for programs that wait for each other: 16 (weights) or 4 (scales), ...",
     )
     options = parser.parse_args()
-    for unit, kib, warps, beside in options.together:
-        device_moves.TOGETHER[unit] = device_moves.Limits(kib << 10, warps, beside)
+    for unit, kib, warps, beside, ahead in options.together:
+        device_moves.TOGETHER[unit] = device_moves.Limits(kib << 10, warps, beside, bool(ahead))
     if not torch.cuda.is_available():
         print("no GPU here", file=sys.stderr)
         return 2

@@ -3,8 +3,7 @@
 All have the same shape. An item is what one thread moves at a time; items of a unit (a tile of 16 rows, a block of
 32) are numbered so that 32 neighbours are 8 rows by 4 columns: whole sectors of memory on the raw side and on
 the packed one, without a detour through shared memory. A program belongs to one expert at a time, holds up to
-STEP items of it in registers, and takes every GROUPS-th expert. Where programs wait for each other, each
-reads its next expert before it waits.
+STEP items of it in registers, and takes every GROUPS-th expert.
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ def move_tiles(
     IN_ORDER: tl.constexpr,
     UNPACK: tl.constexpr,
     MEET: tl.constexpr,
+    AHEAD: tl.constexpr,  # the next expert is read before the wait, else after the write
 ):
     member = tl.program_id(0) % MEMBERS
     group = tl.program_id(0) // MEMBERS
@@ -78,14 +78,17 @@ def move_tiles(
     following = content
     arrivals = 0
     for expert in range(group, E, GROUPS):
+        after = expert + GROUPS
         if MEET:
-            after = expert + GROUPS
-            following = tl.load(source + after * size + source_at, mask=inside & (after < E))
+            if AHEAD:
+                following = tl.load(source + after * size + source_at, mask=inside & (after < E))
             arrivals += MEMBERS
             _meet(counters_ptr + group, arrivals)
         else:
             tl.debug_barrier()  # every thread has read before one overwrites it
         tl.store(target + expert * size + target_at, content, mask=inside)
+        if MEET and not AHEAD:
+            following = tl.load(source + after * size + source_at, mask=inside & (after < E))
         content = following
 
 
@@ -146,6 +149,7 @@ def move_swizzled(
     IN_ORDER: tl.constexpr,
     UNPACK: tl.constexpr,
     MEET: tl.constexpr,
+    AHEAD: tl.constexpr,  # the next expert is read before the wait, else after the write
     EVEN: tl.constexpr,  # WORDS is even
     PAD: tl.constexpr,
 ):
@@ -176,16 +180,18 @@ def move_swizzled(
     next_a, next_b, next_c, next_d = a, b, c, d
     arrivals = 0
     for expert in range(group, E, GROUPS):
+        after = expert + GROUPS
+        first, then = here & (after < E), second & (after < E)
         if MEET:
-            after = expert + GROUPS
-            if UNPACK:
-                ahead = packed_ptr + after * packed_size + packed_at
-                next_a, next_b, next_c, next_d = _four(ahead, here & (after < E))
-            else:
-                ahead = raw_ptr + after * raw_size
-                first, then = here & (after < E), second & (after < E)
-                next_a, next_c = _pair(ahead + upper_at, first, then, EVEN, PAD)
-                next_b, next_d = _pair(ahead + lower_at, first, then, EVEN, PAD)
+            if AHEAD:
+                if UNPACK:
+                    next_a, next_b, next_c, next_d = _four(
+                        packed_ptr + after * packed_size + packed_at, first
+                    )
+                else:
+                    raw = raw_ptr + after * raw_size
+                    next_a, next_c = _pair(raw + upper_at, first, then, EVEN, PAD)
+                    next_b, next_d = _pair(raw + lower_at, first, then, EVEN, PAD)
             arrivals += MEMBERS
             _meet(counters_ptr + group, arrivals)
         else:
@@ -203,6 +209,15 @@ def move_swizzled(
             tl.store(packed + 16, w1, mask=here)
             tl.store(packed + 32, w2, mask=here)
             tl.store(packed + 48, w3, mask=here)
+        if MEET and not AHEAD:
+            if UNPACK:
+                next_a, next_b, next_c, next_d = _four(
+                    packed_ptr + after * packed_size + packed_at, first
+                )
+            else:
+                raw = raw_ptr + after * raw_size
+                next_a, next_c = _pair(raw + upper_at, first, then, EVEN, PAD)
+                next_b, next_d = _pair(raw + lower_at, first, then, EVEN, PAD)
         a, b, c, d = next_a, next_b, next_c, next_d
 
 
@@ -222,6 +237,7 @@ def move_n32k4(
     IN_ORDER: tl.constexpr,
     UNPACK: tl.constexpr,
     MEET: tl.constexpr,
+    AHEAD: tl.constexpr,  # the next expert is read before the wait, else after the write
 ):
     member = tl.program_id(0) % MEMBERS
     group = tl.program_id(0) // MEMBERS
@@ -241,12 +257,15 @@ def move_n32k4(
     following = content
     arrivals = 0
     for expert in range(group, E, GROUPS):
+        after = expert + GROUPS
         if MEET:
-            after = expert + GROUPS
-            following = tl.load(source + after * size + source_at, mask=here & (after < E))
+            if AHEAD:
+                following = tl.load(source + after * size + source_at, mask=here & (after < E))
             arrivals += MEMBERS
             _meet(counters_ptr + group, arrivals)
         else:
             tl.debug_barrier()
         tl.store(target + expert * size + target_at, content, mask=here)
+        if MEET and not AHEAD:
+            following = tl.load(source + after * size + source_at, mask=here & (after < E))
         content = following

@@ -35,18 +35,20 @@ class Limits:
         held: bytes that a program holds at most; if it can do with less, one unit.
         warps: of a program.
         beside: programs on one processor at the same time, of those that wait for each other.
+        ahead: these read their next expert before they wait.
     """
 
     held: int
     warps: int
     beside: int = 1
+    ahead: bool = False
 
 
 #: By the bytes of a move's unit of alignment, 16 for weights and 4 for scales: programs apart from all others,
 #: packing and unpacking, and together with those of their expert. Measured on an H200 (docs/performance.md).
 PACK = {16: Limits(32 << 10, 4), 4: Limits(16 << 10, 4)}
 UNPACK = {16: Limits(8 << 10, 2), 4: Limits(4 << 10, 4)}
-TOGETHER = {16: Limits(64 << 10, 16), 4: Limits(16 << 10, 4, 4)}
+TOGETHER = {16: Limits(32 << 10, 8, 3, True), 4: Limits(16 << 10, 4, 3, True)}
 
 
 def takes_weights(*tensors: torch.Tensor) -> bool:
@@ -222,7 +224,7 @@ class _Work:
         if self.in_place:  # whole units
             step = max(step // self.unit_items, 1) * self.unit_items
         padded = triton.next_power_of_2(step)
-        options = {"ITEMS": padded, "MEET": False, "num_warps": limits.warps}
+        options = {"ITEMS": padded, "MEET": False, "AHEAD": False, "num_warps": limits.warps}
         return _Part(step, triton.cdiv(self.items, step), groups, options)
 
     def _run_together(self, launch: Callable[[torch.Tensor, torch.Tensor, _Part], None]) -> bool:
@@ -236,7 +238,7 @@ class _Work:
         # yet, and one that waits for ever would hang the load.
         if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip:
             return False
-        part.options |= {"MEET": True, "launch_cooperative_grid": True}
+        part.options |= {"MEET": True, "AHEAD": limits.ahead, "launch_cooperative_grid": True}
         for beside in range(limits.beside, 0, -1):
             at_once = beside * _processors(self.raw.device)
             part.groups = min(at_once // part.members, len(self.raw))

@@ -19,11 +19,18 @@ _ARGUMENTS = {
     "counters_ptr": "i32",
 }
 #: K3 at TP8: w13 has 112 pieces of 16 bytes and 112 scales a row, w2 12 scales a row.
-_TILES = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False}
-_SWIZZLED = {"ITEMS": 512, "IN_ORDER": False, "MEET": False, "EVEN": True, "PAD": 0x7F7F7F7F}
-_N32K4 = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False}
-_TOGETHER = {"ITEMS": moves.TOGETHER[16].held // 16, "IN_ORDER": False, "MEET": True}
-_SCALES_TOGETHER = _SWIZZLED | {"ITEMS": moves.TOGETHER[4].held // 16, "MEET": True}
+_TILES = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False, "AHEAD": False}
+_SWIZZLED = {
+    "ITEMS": 512,
+    "IN_ORDER": False,
+    "MEET": False,
+    "AHEAD": False,
+    "EVEN": True,
+    "PAD": 0x7F7F7F7F,
+}
+_N32K4 = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False, "AHEAD": False}
+_TOGETHER = {"ITEMS": moves.TOGETHER[16].held // 16, "IN_ORDER": False, "MEET": True, "AHEAD": True}
+_SCALES_TOGETHER = _SWIZZLED | {"ITEMS": moves.TOGETHER[4].held // 16, "MEET": True, "AHEAD": True}
 
 
 def kernels() -> dict[str, tuple]:
