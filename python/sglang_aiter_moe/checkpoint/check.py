@@ -23,7 +23,9 @@ from sglang_aiter_moe.contract.identity import (
     read_back,
     sampled_experts,
 )
+from sglang_aiter_moe.contract.layouts import WEIGHT_LAYOUTS
 from sglang_aiter_moe.contract.moe_plan import MoePlan
+from sglang_aiter_moe.contract.scale_layouts import SCALE_LAYOUTS
 from sglang_aiter_moe.contract.spec import MoeSpec
 from sglang_aiter_moe.errors import ContractError
 
@@ -40,7 +42,7 @@ class Verdict:
         layer: its prefix.
         layout: ``raw``, ``raw_alternating``, the name of w13's layout, ``mixed`` or ``unknown``.
         forms: the form of each tensor that could be told.
-        evidence: what told it: ``fingerprint``, ``against`` or nothing.
+        evidence: what told it: ``against``, ``fingerprint``, ``plan`` or nothing.
         agrees: whether what the file says of itself holds; None if it says nothing.
         detail: one sentence.
     """
@@ -106,8 +108,7 @@ def _verdict(
 ) -> Verdict:
     claimed = _claimed(plan)
     if wanted is None:
-        said = "" if plan is None else f"; its plan says {plan.w13_layout}, which nothing confirms"
-        return Verdict(layer.prefix, UNKNOWN, {}, "", None, "no fingerprint, no raw weights" + said)
+        return _by_plan(layer, plan, claimed)
     forms, open_tensors = {}, []
     sizes = _sizes(layer, spec)
     for name in TENSORS:
@@ -128,6 +129,25 @@ def _verdict(
     if agrees is False:
         detail += f", but the file's plan says {plan.w13_layout}"
     return Verdict(layer.prefix, layout, forms, evidence, agrees, detail)
+
+
+def _by_plan(layer: Layer, plan: MoePlan | None, claimed: dict[str, str] | None) -> Verdict:
+    """Without content to compare with, all there is is what the file's metadata say."""
+    if plan is None or claimed is None:
+        return Verdict(
+            layer.prefix, UNKNOWN, {}, "", None, "no plan, no fingerprint, no raw weights"
+        )
+    sizes = Sizes.of_plan(plan)
+    wrong = []
+    for name, form in claimed.items():
+        layout = (SCALE_LAYOUTS if name.endswith("scale") else WEIGHT_LAYOUTS)[form]
+        if layer.shape(name) != layout.packed_shape(sizes.raw_shape(name, padded=True)):
+            wrong.append(name)
+    if wrong:
+        detail = f"its plan says {plan.w13_layout}, which is not the shape of {', '.join(wrong)}"
+        return Verdict(layer.prefix, UNKNOWN, {}, "plan", False, detail)
+    detail = "its plan says so; no fingerprint and no raw weights confirm the content"
+    return Verdict(layer.prefix, plan.w13_layout, claimed, "plan", None, detail)
 
 
 def _sizes(layer: Layer, spec: MoeSpec) -> Sizes:

@@ -59,6 +59,11 @@ class Layer:
             for p, k, _ in self.names
         )
 
+    def shape(self, parameter: str) -> tuple[int, ...] | None:
+        """The shape of a parameter that is stored whole; None if it is not."""
+        name = self.names.get((*_split(parameter), None))
+        return None if name is None else self.checkpoint.shape(name)
+
     def whole(self, parameter: str) -> torch.Tensor:
         """A parameter of all experts as stored: ``[E, N, C]``, or what shape a packed tensor has.
 

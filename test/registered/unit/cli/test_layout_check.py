@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from sglang_aiter_moe.checkpoint.check import PLAN_KEY
 from sglang_aiter_moe.cli import app
 from sglang_aiter_moe.contract import SCALE_LAYOUTS, WEIGHT_LAYOUTS, MoeSpec
+from sglang_aiter_moe.testing import plans
 from sglang_aiter_moe.testing.expert_files import FORMATS, PREFIX, write_experts
 from sglang_aiter_moe.testing.raw_layers import make_raw_layer
 from sglang_aiter_moe.testing.registration import register_cpu_ci
@@ -89,6 +91,35 @@ def test_without_evidence_the_answer_is_unknown(tmp_path, config, layers):
     status, found = run("--check", file, "--config", config)
     assert status == 2
     assert {(v["layout"], v["evidence"]) for v in found["layers"]} == {("unknown", "")}
+
+
+@pytest.mark.parametrize("layout", ["separated", "gu_interleaved"])
+def test_a_plan_in_the_metadata_tells_what_was_packed(tmp_path, config, layers, layout):
+    env = {plans.A8W4: "1"} if layout == "gu_interleaved" else {}
+    plan = plans.plan(SPEC, env)
+    forms = (plan.w13_layout, plan.w13_scale_layout, plan.w2_layout, plan.w2_scale_layout)
+    said = {PLAN_KEY: plan.to_json()}
+    file = write_packed(tmp_path / "packed.safetensors", layers, forms, **said)
+    status, found = run("--check", file, "--config", config)
+    assert status == 0
+    assert {(v["layout"], v["evidence"]) for v in found["layers"]} == {(layout, "plan")}
+    assert all("no fingerprint" in v["detail"] for v in found["layers"])
+    # Content, where there is any to compare with, counts for more.
+    raw = write_experts(tmp_path / "raw.safetensors", layers, "compressed_tensors")
+    other = write_packed(tmp_path / "other.safetensors", layers, PACKED["separated"], **said)
+    status, found = run("--check", other, "--config", config, "--against", raw)
+    assert status == (0 if layout == "separated" else 1)
+    assert {v["layout"] for v in found["layers"]} == {"separated"}
+
+
+def test_a_plan_of_other_shapes_tells_nothing(tmp_path, config, layers):
+    plan = plans.plan(MoeSpec("situv2", 4, 2, 256, 256, beta=4.0, linear_beta=25.0))
+    said = {PLAN_KEY: plan.to_json()}
+    file = write_packed(tmp_path / "packed.safetensors", layers, PACKED["separated"], **said)
+    status, found = run("--check", file, "--config", config)
+    assert status == 2
+    assert {v["layout"] for v in found["layers"]} == {"unknown"}
+    assert all("not the shape of w13_weight" in v["detail"] for v in found["layers"])
 
 
 def test_other_raw_weights_are_no_evidence(tmp_path, config, layers):
