@@ -88,8 +88,7 @@ def serving(
     if miniature:
         from sglang_aiter_moe.serving import miniature as tiny
 
-        for side in sides.values():
-            tiny.check_side(side)
+        sides = {name: tiny.adapt(side) for name, side in sides.items()}
         model, arguments, env = tiny.write_miniature(folder)
         client_env = tiny.client_environment(env)
         load = tiny.tiny_load(folder, _numbers(concurrency) if concurrency else tiny.CONCURRENCIES)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
-from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.plugin import ENABLE
 from sglang_aiter_moe.serving.side import Side
 from sglang_aiter_moe.serving.sweep import Load
 from sglang_aiter_moe.testing.checkpoints import write_kimi_checkpoint
+from sglang_aiter_moe.testing.controls import CONTROL
 from sglang_aiter_moe.testing.sglang_server import CPU_ENGINE, PACKAGE, environment
 
 #: A sweep that two cores do in a minute or two.
@@ -26,21 +27,18 @@ _VOCABULARY = range(3, 120)  # below are special tokens; the words are named aft
 def write_miniature(folder: Path) -> tuple[str, tuple[str, ...], dict[str, str]]:
     """Writes the model; returns its path, the server's arguments and environment."""
     model = write_kimi_checkpoint(folder / "model")
-    return str(model), CPU_ENGINE, environment()
+    return str(model), CPU_ENGINE, environment(controls=True)
 
 
-def check_side(side: Side) -> None:
-    """Refuses a side that cannot serve here.
+def adapt(side: Side) -> Side:
+    """A side that can be served on a CPU.
 
-    Raises:
-        ContractError: the patch set is off, and the released MXFP4 path needs a GPU.
+    The released MXFP4 path keeps off AITER without ROCm; a side without the patch set gets the second plugin
+    of ``testing/controls.py``, which opens that path on the portable AITER and changes nothing else.
     """
-    if side.env.get(ENABLE) == "0":
-        raise ContractError(
-            f"--{side.name.lower()} plugin=off with --miniature",
-            allowed="two settings of the patch set: without it SGLang serves MXFP4 on a GPU alone",
-            fix="compare for instance --a AITER_SITUV2_A8W4=1 with --b AITER_SITUV2_A4W4=1",
-        )
+    if side.env.get(ENABLE) != "0":
+        return side
+    return replace(side, env={**side.env, CONTROL: "released"})
 
 
 def client_environment(base: dict[str, str]) -> dict[str, str]:

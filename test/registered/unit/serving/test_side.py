@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sglang_aiter_moe.errors import ContractError
-from sglang_aiter_moe.serving.miniature import check_side, tiny_load
+from sglang_aiter_moe.serving.miniature import adapt, tiny_load
 from sglang_aiter_moe.serving.side import parse_side
 from sglang_aiter_moe.testing.checkpoints import CarrierConfig
 from sglang_aiter_moe.testing.registration import register_cpu_ci
@@ -45,10 +45,12 @@ def test_other_settings_are_refused(setting):
         parse_side("B", [setting])
 
 
-def test_the_miniature_has_no_side_without_the_patch_set():
-    check_side(parse_side("A", ["AITER_SITUV2_A8W4=1"]))
-    with pytest.raises(ContractError, match="--b plugin=off with --miniature"):
-        check_side(parse_side("B", ["plugin=off"]))
+def test_the_miniature_opens_the_released_path_where_the_patch_set_is_off():
+    on = parse_side("A", ["AITER_SITUV2_A8W4=1"])
+    assert adapt(on) is on
+    off = adapt(parse_side("B", ["plugin=off"]))
+    assert off.env == {"SGLANG_AITER_MOE_ENABLE": "0", "CARRIER_CONTROL": "released"}
+    assert off.label == "plugin=off"
 
 
 def test_the_miniatures_conversations_are_in_its_own_words(tmp_path):
