@@ -29,7 +29,12 @@ from sglang_aiter_moe.portable.triton.biased_topk import biased_topk_triton
 
 SHAPES = {"kimi-k3": (896, 16, 1, 1, 2.827), "deepseek-v3": (256, 8, 8, 4, 2.5)}
 """Experts, top-k, groups, groups kept, routed scaling factor."""
-DTYPES = [("float32", "float32"), ("bfloat16", "float32")]
+DTYPES = [
+    ("float32", "float32"),
+    ("bfloat16", "float32"),
+    ("float32", "bfloat16"),
+    ("bfloat16", "bfloat16"),
+]
 TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 8192]
 REPLAYS = 40
 
@@ -55,8 +60,8 @@ def eager(logits, bias, topk, groups, kept, scale):
     return weights, ids.to(torch.int32)
 
 
-def fused(num_warps: int | None = None, pdl: bool | None = None) -> routing_peers.Router:
-    """The kernel; with ``num_warps`` or ``pdl`` a variant of it."""
+def fused(num_warps: int | None = None, counting: bool | None = None) -> routing_peers.Router:
+    """The kernel; with ``num_warps`` or ``counting`` a variant of it."""
 
     def route(logits, bias, topk, groups, kept, scale):
         options = {
@@ -65,14 +70,16 @@ def fused(num_warps: int | None = None, pdl: bool | None = None) -> routing_peer
             "renormalize": True,
             "routed_scaling_factor": scale,
         }
-        if num_warps is None and pdl is None:
+        if num_warps is None and counting is None:
             return biased_topk(logits, bias, topk, **options)
         out = (
             torch.empty(len(logits), topk, device=logits.device),
             torch.empty(len(logits), topk, dtype=torch.int32, device=logits.device),
         )
         options |= {"num_tokens": None, "padded_id": 0, "shared_weight": 1.0}
-        biased_topk_triton(logits, bias, topk, out, num_warps=num_warps, pdl=pdl, **options)
+        biased_topk_triton(
+            logits, bias, topk, out, num_warps=num_warps, counting=counting, **options
+        )
         return out
 
     return route
@@ -152,7 +159,9 @@ def routers_for(shape: str, peers: dict, variants: bool) -> dict:
         routers.pop("sglang-triton", None)  # the same as "sglang" here
     if variants:
         routers |= {
-            f"fused-{w}w{'-pdl' * p}": fused(w, p) for w in (1, 2, 4, 8) for p in (False, True)
+            f"fused-{'counts' if c else 'sorts'}-{w}w": fused(w, c)
+            for w in (1, 2, 4, 8)
+            for c in (False, True)
         }
     return routers
 
@@ -169,8 +178,9 @@ def main() -> None:
         "--peer-build", type=Path, help="folder with route_radix.so and dsv3_routing.so"
     )
     parser.add_argument("--tokens", type=lambda s: [int(n) for n in s.split(",")], default=TOKENS)
+    parser.add_argument("--dtypes", type=int, default=len(DTYPES), help="the first so many pairs")
     parser.add_argument(
-        "--variants", action="store_true", help="also time warps and dependent launch"
+        "--variants", action="store_true", help="also time both thresholds and 1 to 8 warps"
     )
     parser.add_argument(
         "--graphs", action="store_true", help="also change the bias under captured graphs"
@@ -193,7 +203,7 @@ def main() -> None:
         "copy_tb_s": None if args.compile_only else copy_bandwidth(),
         "results": [],
     }
-    work = [(s, d, n) for s in SHAPES for d in DTYPES for n in args.tokens]
+    work = [(s, d, n) for s in SHAPES for d in DTYPES[: args.dtypes] for n in args.tokens]
     seen = 0
     for shape, (logits_dtype, bias_dtype), tokens in work:
         experts, topk, groups, kept, scale = SHAPES[shape]
@@ -229,7 +239,7 @@ def main() -> None:
         if args.compile_only:
             continue
         row["floor"] = graph_us(lambda logits, *_: _empty[(len(logits),)](logits), sets)
-        bytes_moved = tokens * experts * sets[0][0].element_size() + experts * 4 + tokens * topk * 8
+        bytes_moved = sum(t.nbytes for t in sets[0][:2]) + tokens * topk * 8
         row["bytes"] = bytes_moved
         report["results"].append(row)
         print(line(row), flush=True)

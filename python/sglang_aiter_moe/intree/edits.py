@@ -73,7 +73,9 @@ class Editor:
 
 #: Patches by name. Those of the portable backend have no place in SGLang's tree, nor has the self-check.
 PATCH: dict[str, Patch] = {
-    patch.name: patch for patch in PATCHES if patch.backends != frozenset({"portable"})
+    patch.name: patch
+    for patch in PATCHES
+    if patch.backends != frozenset({"portable"}) and not patch.plugin_only
 }
 PLUGIN_ONLY = frozenset({GUARD.name, *(patch.name for patch in PATCHES if patch.name not in PATCH)})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,14 +102,44 @@ def select_experts(
     topk_config: Any,
     **kwargs: Any,
 ) -> Any:
-    """``select_experts`` on logits that are at least as wide as the correction bias."""
+    """``select_experts`` on logits that are at least as wide as the correction bias.
+
+    While a graph is captured or code is traced, the config carries the copy of the bias that stays up to date.
+    """
+    dynamic = kwargs.get("dynamic_expert_bias")
+    partials = kwargs.get("router_logits_partials")
     router_logits = bias_policy.select_experts_inputs(
         router_logits,
         topk_config,
-        dynamic_expert_bias=kwargs.get("dynamic_expert_bias"),
-        router_logits_partials=kwargs.get("router_logits_partials"),
+        dynamic_expert_bias=dynamic,
+        router_logits_partials=partials,
+        strided_rows=_takes_strided_rows(),
     )
-    return original(hidden_states, router_logits, topk_config, **kwargs)
+    bias = topk_config.correction_bias
+    readers = bias
+    if dynamic is None and partials is None:
+        readers = bias_policy.bias_for_readers(topk_config, router_logits)
+    if readers is bias:
+        return original(hidden_states, router_logits, topk_config, **kwargs)
+    topk_config.correction_bias = readers
+    try:
+        return original(hidden_states, router_logits, topk_config, **kwargs)
+    finally:
+        topk_config.correction_bias = bias
+
+
+def _takes_strided_rows() -> bool:
+    """Whether AITER's biased top-k takes rows with a stride: since aiter#4397, which also brought SiTUv2."""
+    if torch.compiler.is_compiling():
+        return False  # a copy costs nothing there, and a look at sys.modules cannot be traced
+    activations = getattr(sys.modules.get("aiter"), "ActivationType", None)
+    return hasattr(activations, "Situv2")
+
+
+def topk_config_init(original: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    """``TopKConfig.__init__``: the owner of the bias's copies is there before anything is traced."""
+    original(config, *args, **kwargs)
+    bias_policy.correction_bias_of(config)
 
 
 def restore_before_loading(original: Any, model: torch.nn.Module, target_device: Any) -> None:

@@ -48,6 +48,7 @@ class Patch:
         cpu_only: only where SGLang runs on a CPU.
         when_used: its module is not imported for the self-check. The patch is applied when somebody
             imports it, and refused there if it cannot be.
+        plugin_only: ``sglang-aiter-moe apply`` does not make it.
         adds: the target may be missing: a module name that SGLang only has on ROCm.
     """
 
@@ -63,6 +64,7 @@ class Patch:
     cpu_only: bool = False
     when_used: bool = False
     adds: bool = False
+    plugin_only: bool = False
 
     @property
     def module(self) -> str:

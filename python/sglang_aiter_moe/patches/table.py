@@ -6,6 +6,8 @@ there.
 
 from __future__ import annotations
 
+import re
+
 from sglang_aiter_moe.patches.model import How, Patch
 from sglang_aiter_moe.srt.layers.moe.topk import UPDATE_ENTRY_POINTS
 
@@ -19,12 +21,6 @@ _FLASHINFER = f"{_OURS}.srt.layers.moe.moe_runner.flashinfer_trtllm"
 _UPDATES = f"{_OURS}.srt.model_executor.model_runner_components.weight_updater"
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater"
 _EVERYWHERE = frozenset({"aiter", "portable", "inert"})
-
-
-def _method_target(dotted: str) -> str:
-    """``module.Class.method`` -> ``module:Class.method``."""
-    module, cls, method = dotted.rsplit(".", 2)
-    return f"{module}:{cls}.{method}"
 
 
 GUARD = Patch(
@@ -142,14 +138,22 @@ PATCHES: tuple[Patch, ...] = (
         since="0.5.20",
         why="the cached bias stays old after a weight update, and moves under captured graphs",
     ),
+    Patch(
+        name="owner of a correction bias's copies",
+        target=f"{_TOPK}:TopKConfig.__init__",
+        function=f"{_GLUE}:topk_config_init",
+        plugin_only=True,
+        why="a graph captured around compiled code keeps the address of the parameter",
+    ),
     *(
         Patch(
-            name=f"correction bias after {target.rpartition('.')[2]}",
-            target=_method_target(target),
+            name=f"correction bias after {re.split('[.:]', target)[-1]}",
+            target=target,
             function=f"{_BIAS}:refresh_biases_after",
             since=since,
             when_used=True,
             why="graphs captured before a weight update replay the old bias",
+            plugin_only=":Scheduler" not in target,
         )
         for target, since in UPDATE_ENTRY_POINTS.items()
     ),
@@ -171,6 +175,38 @@ PATCHES: tuple[Patch, ...] = (
         since="0.5.20",
         when_used=True,
         why="the buffer that the model published is written but another tensor is returned",
+    ),
+    *(
+        Patch(
+            name=f"fused routing: {name}",
+            target=f"{_TOPK}:{name}",
+            function=f"{_OURS}.patches.routing_glue:{function}",
+            backends=frozenset({"portable"}),
+            why="a GPU routes with SGLang's kernels, not with the one that the portable backend brings",
+        )
+        for name, function in (
+            ("biased_grouped_topk_gpu", "biased_grouped_topk"),
+            ("biased_topk_jit_kernel_impl", "biased_topk_sigmoid"),
+        )
+    ),
+    Patch(
+        name="SiTUv2 routing bias of FlashInfer's MXFP4 kernel in the wider dtype",
+        target=f"{_MXFP4}:Mxfp4MoEMethod.apply",
+        function=f"{_OURS}.patches.routing_glue:situ_routing_bias",
+        backends=frozenset({"inert", "portable"}),
+        until="0.5.19",
+        upstream="the kernel's call moved to _apply_sm100_trtllm_gen",
+        plugin_only=True,
+        why="the bias is rounded to bf16 once and kept on the layer",
+    ),
+    Patch(
+        name="SiTUv2 routing bias of FlashInfer's MXFP4 runner in the wider dtype",
+        target=f"{_MXFP4}:Mxfp4MoEMethod._apply_sm100_trtllm_gen",
+        function=f"{_OURS}.patches.routing_glue:situ_routing_bias",
+        backends=frozenset({"inert", "portable"}),
+        since="0.5.20",
+        plugin_only=True,
+        why="the bias is rounded to bf16 once and kept on the layer",
     ),
     # On a CPU SGLang routes with torch or with kernels of another vendor. The portable backend is to
     # see what AITER sees. Nothing else in SGLang reads these three names of the module.

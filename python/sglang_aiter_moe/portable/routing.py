@@ -7,12 +7,19 @@ The rule (AITER ``biased_grouped_topk``; DeepSeek-V3 "noaux_tc" routing):
 1. ``score = sigmoid(logit)``; ``choice = score + bias``. The bias decides who is chosen, never the weight.
 2. With ``topk_group < G``: a group's score is the sum of its two largest choices (its only one when
    ``E == G``); the ``topk_group`` best groups stay, the lowest group wins a tie.
-3. The ``K`` largest choices among the groups that stay, best first, the lowest expert wins a tie.
+3. The ``K`` largest choices among the groups that stay, the lowest expert wins a tie. Which of the ``K`` slots
+   an expert gets is not part of the rule: torch returns the best first, Triton ascending experts.
 4. ``weight = score``; with ``renormalize`` divided by the sum over the ``K``; times
    ``routed_scaling_factor`` (AITER folds it here; 1.0 leaves it to the caller).
 
-Arithmetic is float64 for whatever mix of dtypes comes in, so the chosen set is that of an exact
-reference; AITER itself computes in float32 with hardware approximations.
+The chosen set is that of float64 arithmetic for whatever mix of dtypes comes in (Triton: see what is compared
+in ``triton/biased_topk.py``); AITER itself computes in float32 with hardware approximations. Weights are within
+1e-6 of float64's, relative.
+
+Extreme logits. From about 37 on float64's sigmoid is 1 and experts tie; scores below float32's smallest number
+(logits under about -88) still choose, and are normalised in float64, so weights stay in ``[0, scale]``. Without
+``renormalize`` such a weight is subnormal or 0. Below about -709 a score is 0 in float64, too; a row whose chosen
+scores are all 0 gets weights of 0.
 
 Rows that hold NaN or Inf. Ids are always in ``[0, E)`` and distinct:
 
@@ -33,6 +40,7 @@ import torch
 from ..errors import ContractError
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_AITER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # csrc/kernels/topk_softmax_kernels_group.cu instantiates these and raises for the rest.
 _AITER_GROUPS = (1, 2, 4, 8)
 
@@ -133,9 +141,9 @@ def biased_topk_torch(
     picked = scores.gather(1, ids)
     if renormalize:
         total = picked.sum(dim=1, keepdim=True)
-        picked = picked * torch.where(total > 0, routed_scaling_factor / total, 0.0)
-    else:
-        picked = picked * routed_scaling_factor
+        # First the quotient, which is at most 1: scale / total may be infinite.
+        picked = torch.where(total > 0, picked / total, picked * 0.0)
+    picked = picked * routed_scaling_factor
 
     weights_out, ids_out = out
     weights_out[:, :topk] = picked
@@ -174,6 +182,21 @@ def biased_grouped_topk(
             allowed="one dtype for both (AITER reinterprets the bytes of the other)",
             fix="widen the narrower one (srt.layers.moe.topk.aligned_routing_inputs), "
             "or call portable.routing.biased_topk, which takes any mix",
+        )
+    if gating_output.dtype not in _AITER_DTYPES:
+        raise ContractError(
+            f"gating_output and correction_bias are {gating_output.dtype}",
+            allowed=f"{_AITER_DTYPES} (AITER instantiates no other)",
+            fix="convert both to float32, or call portable.routing.biased_topk",
+        )
+    if correction_bias.dim() != 1 or (
+        correction_bias.shape[0] > 1 and correction_bias.stride(0) != 1
+    ):
+        raise ContractError(
+            f"correction_bias has shape {tuple(correction_bias.shape)}, strides {correction_bias.stride()}",
+            allowed="one dense vector (AITER reads E adjacent numbers from its address)",
+            fix="pass correction_bias.contiguous(); a bias for each token goes to "
+            "portable.routing.biased_topk",
         )
     if gating_output.dim() == 2 and gating_output.shape[1] > 1 and gating_output.stride(1) != 1:
         raise ContractError(

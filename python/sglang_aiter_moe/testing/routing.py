@@ -36,11 +36,11 @@ def reference_routing(
         kept = sorted(groups, key=lambda g: (-best_two[g], g))[:topk_group]
         order = sorted(range(len(scores)), key=lambda e: (e // size not in kept, -choice[e], e))
         ids = order[:topk]
-        factor = routed_scaling_factor
+        weights = [scores[e] for e in ids]
         if renormalize:
-            total = math.fsum(scores[e] for e in ids)
-            factor = routed_scaling_factor / total if total > 0 else 0.0
-        routed.append((ids, [scores[e] * factor for e in ids]))
+            total = math.fsum(weights)
+            weights = [w / total if total > 0 else w * 0.0 for w in weights]
+        routed.append((ids, [w * routed_scaling_factor for w in weights]))
     return routed
 
 
@@ -50,11 +50,18 @@ def assert_routing(
     logits: torch.Tensor,
     bias: torch.Tensor,
     topk: int,
+    *,
+    ordered: bool = True,
     **options,
 ) -> None:
-    """Same experts in the same order as the reference, weights within 1e-6 (relative, fp32)."""
+    """Same experts as the reference, weights within 1e-6 (relative, fp32).
+
+    ``ordered``: in the same order, best choice first; else in ascending order of expert.
+    """
     expected = reference_routing(logits, bias, topk, **options)
-    assert ids.tolist() == [row for row, _ in expected]
+    if not ordered:
+        expected = [tuple(zip(*sorted(zip(*row, strict=True)), strict=True)) for row in expected]
+    assert ids.tolist() == [list(row) for row, _ in expected]
     reference = torch.tensor([row for _, row in expected], dtype=torch.float64)
     reference = reference.reshape(weights.shape)
     torch.testing.assert_close(
@@ -123,8 +130,8 @@ IN_PLACE = {
 }
 REPLACED = {"swap_data": _swap_data, "new_parameter": _new_parameter}
 BIAS_CHANGES = IN_PLACE | REPLACED
-"""Ways to change ``config.correction_bias``. A captured graph sees the first kind by itself, the
-second after ``refresh_correction_biases``."""
+"""Ways to change ``config.correction_bias``. A graph whose kernel reads the parameter sees the first kind by
+itself; what the owner hands out follows every kind at the next ``refresh_correction_biases``."""
 
 
 def _sigmoid(x: float) -> float:

@@ -25,7 +25,7 @@ class Case:
     """A call of ``biased_topk``.
 
     ``rows``: "random", "special" (NaN and Inf), "wild" (these in logits and bias, at random), "ties" (all equal),
-    "offset" (fp32 bias around 7).
+    "offset" (fp32 bias around 7); "saturated", "near-ties", "deep" and "masked" are explained in ``inputs``.
     ``layout``: "dense", "front" (a slice of a wider matrix, as K3's fused front makes), "transposed".
     """
 
@@ -72,6 +72,19 @@ CASES: dict[str, Case] = {
         Case("ties", 40, 5, rows="ties"),
         Case("ties-in-groups", 40, 5, groups=4, kept=2, rows="ties"),
         Case("transposed", 48, 5, layout="transposed"),
+        Case("saturated", 896, 16, tokens=3, rows="saturated"),
+        Case("saturated-in-groups", 256, 8, tokens=3, groups=8, kept=4, rows="saturated"),
+        Case("saturated-groups-tie", 64, 6, tokens=3, groups=16, kept=5, rows="saturated"),
+        Case("near-ties", 384, 8, tokens=4, rows="near-ties"),
+        Case("near-ties-in-groups", 256, 8, tokens=4, groups=8, kept=4, rows="near-ties"),
+        Case("float64", 64, 6, logits="float64", bias="float64", rows="near-ties"),
+        Case("float64-bias", 64, 6, bias="float64", rows="near-ties"),
+        Case("deep", 64, 6, rows="deep"),
+        Case("deep-unnormalised", 64, 6, rows="deep", renormalize=False, scale=2.5),
+        Case("deep-bf16", 64, 6, rows="deep", logits="bfloat16"),
+        Case("masked-experts", 64, 6, rows="masked"),
+        Case("masked-experts-in-groups", 64, 6, groups=8, kept=2, rows="masked"),
+        Case("k-is-all-of-896", 896, 896, tokens=1),
         Case("special", 8, 4, tokens=8, rows="special"),
         Case("special-unnormalised", 8, 4, tokens=8, rows="special", renormalize=False),
         Case("special-in-groups", 8, 4, tokens=8, rows="special", groups=4, kept=2),
@@ -106,6 +119,20 @@ def inputs(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         if case.rows == "ties"
         else torch.randn(bias_shape, generator=generator) * 0.1
     )
+    if (
+        case.rows == "saturated"
+    ):  # float64 tells 30 from 32, float32 does not, and nothing tells 38 from 40
+        logits = torch.randint(28, 41, shape, generator=generator).float()
+        bias = torch.zeros(bias_shape)
+    elif case.rows == "near-ties":  # apart by less than float32 resolves around 7
+        logits = torch.randn(shape, generator=generator, dtype=torch.float64) * 1e-7
+        bias = 7 + torch.randint(0, 3, bias_shape, generator=generator).double() * 2.0**-30
+    elif case.rows == "deep":  # scores that vanish in float32
+        logits = -60 - 60 * torch.rand(shape, generator=generator)
+        bias = torch.zeros(bias_shape)
+    elif case.rows == "masked":  # an expert that is out of service
+        bias[..., ::3] = -math.inf
+        bias[..., 1::3] = -1e30
     if case.rows == "wild":
         values = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 1.0])
         for tensor in (logits, bias):
@@ -182,6 +209,7 @@ def run_case(case: Case, device: str, seed: int, backend: str = "triton") -> dic
                 logits[one],
                 row_bias,
                 case.topk,
+                ordered=backend == "torch",
                 **options,
             )
     except AssertionError as failure:

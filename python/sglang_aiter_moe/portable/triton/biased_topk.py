@@ -1,13 +1,18 @@
 """Biased grouped top-k in one Triton launch: one program a token.
 
-The rule, and what special values give, are those of ``portable.routing``. Logits and bias are read
-in their own dtypes and widened in registers, so nothing is converted beforehand and nothing derived
-from the bias is kept: a captured graph reads the parameter at every replay.
+The rule, and what special values give, are those of ``portable.routing``; the ``K`` experts come in ascending
+order. Logits and bias are read in their own dtypes and widened in registers, so nothing is converted beforehand.
 
-A choice (float64) and its expert become one int64 *key* that orders as the rule asks: the float64
-bits, mapped to the order of integers, with the lowest bits replaced by the inverted position of the
-expert (10 bits for 513 to 1024 experts). Keys are unique, so a plain integer top-k breaks ties by
-the lowest expert; choices that agree to 42 significant bits count as ties.
+**What is compared.** ``choice = sigmoid(logit) + bias`` in float32, and only as far as float32 can tell: with
+``t`` the ``K``-th largest, an expert above ``t + margin`` is chosen, one below ``t - margin`` is not. ``margin``
+(:func:`_margin`) is twice the most that a float32 choice differs from the float64 one. Where exactly ``K``
+experts are left, that is the float64 answer. Where more are left (near ties, equal inputs, rows of NaN), those
+between the two bounds are ranked by the bits of their float64 choices, the lowest expert first among equals.
+Groups are settled in the same way: by float32 where that is certain, else by float64. So the chosen set is that
+of float64 arithmetic always, and float64 is computed for the rows that need it alone.
+
+**Weights** are float32 from a sigmoid good to 4e-7, or float64 rounded at the end where a chosen score is below
+2^-80 (float32 would underflow) or the logits are float64.
 """
 
 from __future__ import annotations
@@ -22,21 +27,76 @@ from ...errors import ContractError
 
 _MAX_EXPERTS = 4096  # a program holds one row in registers
 
-_LOWEST = tl.constexpr(-(1 << 63))
-_MAGNITUDE = tl.constexpr((1 << 63) - 1)
+_LOWEST = tl.constexpr(-(1 << 31))
+_LOWEST64 = tl.constexpr(-(1 << 63))
+_TINY = tl.constexpr(2.0**-80)
 
 
 @triton.jit
-def _sigmoid(x):
+def _exp2(x, PTX: tl.constexpr):
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.exp2(x)
+
+
+@triton.jit
+def _reciprocal(x, PTX: tl.constexpr):
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 1.0 / x
+
+
+@triton.jit
+def _sigmoid(x, PTX: tl.constexpr):
+    """float32, relative error below 4e-7 from -87 on (NaN stays): the product with log2(e) keeps its rounding error.
+
+    ``PTX``: without the steps for infinite and subnormal numbers, which the bounds on x rule out.
+    """
+    x = tl.minimum(x.to(tl.float32), 87.0, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.maximum(x, -87.0, propagate_nan=tl.PropagateNan.ALL)
+    y = x * -1.4426950408889634
+    rest = tl.fma(x, -1.4426950216293335, -y) - x * 1.925963033500865e-08
+    e = _exp2(y, PTX)
+    return _reciprocal(1.0 + tl.fma(e, rest * 0.6931471805599453, e), PTX)
+
+
+@triton.jit
+def _sigmoid64(x):
     return 1.0 / (1.0 + tl.exp(-x.to(tl.float64)))
 
 
 @triton.jit
-def _key(value, position, POSITIONS: tl.constexpr):
-    """float64 values, NaN excluded, and their positions -> int64 in the same order, all distinct."""
+def _numbers(value):
+    """NaN -> -Inf."""
+    return tl.maximum(value, -float("inf"))
+
+
+@triton.jit
+def _ordered(value):
+    """float32 without NaN -> int32 in the same order; its own inverse on the bits."""
+    bits = value.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _float(ordered):
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _ordered64(value):
     bits = value.to(tl.int64, bitcast=True)
-    bits ^= (bits >> 63) & _MAGNITUDE
-    return (bits & -POSITIONS) | (position ^ (POSITIONS - 1)).to(tl.int64)
+    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def _margin(choice):
+    """Twice the most by which a float32 choice is off: 2.4e-7 in the sigmoid, half an ulp in bias and in sum."""
+    return 9.5367431640625e-07 + 2.384185791015625e-07 * tl.abs(choice)
 
 
 @triton.jit
@@ -48,24 +108,118 @@ def _expert(position, SIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.conste
 
 
 @triton.jit
-def _numbers(value):
-    """NaN -> -Inf."""
-    return tl.where(value == value, value, -float("inf"))
+def _best_two(choice, SIZE: tl.constexpr):
+    """Choices ``[G, S]`` -> the two largest of each group ``[G]``; 0 for the second of one."""
+    best = tl.max(choice, axis=1)
+    if SIZE == 1:
+        return best, best * 0.0
+    is_best = choice == best[:, None]
+    second = tl.max(tl.where(is_best, -float("inf"), choice), axis=1)
+    twice = tl.sum(is_best.to(tl.int32), axis=1) > 1
+    return best, tl.where(twice, best, second)
 
 
 @triton.jit
-def _groups_that_stay(choice, keys, groups, KEPT: tl.constexpr, SIZE: tl.constexpr):
-    """Choices and keys ``[G, S]`` of ``groups`` (padded to G) -> ``[G]`` bool."""
-    GROUPS: tl.constexpr = choice.shape[0]
-    score = tl.max(choice, axis=1)
-    if SIZE > 1:
-        best = tl.max(keys, axis=1)
-        score += tl.max(tl.where(keys == best[:, None], -float("inf"), choice), axis=1)
-    group = tl.arange(0, GROUPS)
-    rank = _key(_numbers(score), group, GROUPS)
-    rank = tl.where(group < groups, rank, _LOWEST)
-    ranked = tl.sort(rank, descending=True)
-    return rank >= tl.max(tl.where(group == KEPT - 1, ranked, _LOWEST), axis=0)
+def _ranks(score, groups):
+    """How many of the scores ``[G]`` come before each: the larger, and of equal ones the lower group."""
+    group = tl.arange(0, score.shape[0])
+    before = score[None, :] > score[:, None]
+    before |= (score[None, :] == score[:, None]) & (group[None, :] < group[:, None])
+    return tl.sum((before & (group[None, :] < groups)).to(tl.int32), axis=1)
+
+
+@triton.jit
+def _groups_that_stay(choice, groups, KEPT: tl.constexpr, SIZE: tl.constexpr):
+    """float32 choices ``[G, S]`` -> whether each group stays ``[G]``, and whether float64 must agree."""
+    best, second = _best_two(choice, SIZE)
+    score = _numbers(best + second)
+    group = tl.arange(0, score.shape[0])
+    real = group < groups
+    last = tl.max(tl.where((_ranks(score, groups) == KEPT - 1) & real, score, -float("inf")), 0)
+    # The two may cancel: what is lost is a part of the larger one.
+    largest = tl.max(tl.where(real, tl.maximum(tl.abs(best), tl.abs(second)), 0.0), axis=0)
+    margin = 3 * _margin(largest)
+    stays = real & ~(score < last - margin)
+    return stays, tl.sum(stays.to(tl.int32), axis=0) == KEPT
+
+
+@triton.jit
+def _sorted_threshold(choice, live, K: tl.constexpr, SLOTS: tl.constexpr):
+    """The ``K``-th largest choice, twice: by sorting."""
+    ordered = tl.where(live, _ordered(choice), _LOWEST)
+    best = (
+        tl.topk(ordered, SLOTS) if ordered.shape[0] > SLOTS else tl.sort(ordered, descending=True)
+    )
+    if K == SLOTS:
+        last = _float(tl.min(best, axis=0))
+    else:
+        last = _float(tl.max(tl.where(tl.arange(0, SLOTS) == K - 1, best, _LOWEST), axis=0))
+    return last, last
+
+
+@triton.jit
+def _counts(choice, low, middle, high):
+    """How many choices reach each of three bounds (fewer than 1024 experts)."""
+    count = (choice >= low).to(tl.int32) + (choice >= middle).to(tl.int32) * 2048
+    count += (choice >= high).to(tl.int32) * 4194304
+    count = tl.sum(count, axis=0)
+    return count & 2047, (count >> 11) & 2047, (count >> 22) & 1023
+
+
+@triton.jit
+def _counted_threshold(choice, K: tl.constexpr):
+    """``low <= high`` with at least ``K`` choices from ``low`` on, fewer than ``K`` above ``high``; equal if possible.
+
+    By counting: three bounds a step, each step a quarter of the interval of the one before.
+    """
+    top = tl.max(choice, axis=0)
+    low, middle, high = top - 64.0, top - 2.0, top - 0.25
+    n_low, n_middle, n_high = _counts(choice, low, middle, high)
+    left = tl.where(n_high >= K, high, tl.where(n_middle >= K, middle, low))
+    right = tl.where(n_high >= K, top, tl.where(n_middle >= K, high, middle))
+    right = tl.where(n_low >= K, right, low)
+    left = tl.where(n_low >= K, left, -float("inf"))
+    steps = tl.where(n_low >= K, 14, 0)
+    while steps > 0:
+        quarter = (right - left) * 0.25
+        low, middle, high = left + quarter, left + 2 * quarter, left + 3 * quarter
+        n_low, n_middle, n_high = _counts(choice, low, middle, high)
+        right = tl.where(
+            n_low < K, low, tl.where(n_middle < K, middle, tl.where(n_high < K, high, right))
+        )
+        left = tl.where(
+            n_high >= K, high, tl.where(n_middle >= K, middle, tl.where(n_low >= K, low, left))
+        )
+        found = (n_low == K) | (n_middle == K) | (n_high == K)
+        right = tl.where(found, left, right)
+        # Closer than the margin, float64 has to decide anyway.
+        steps = tl.where(right - left <= _margin(left), 0, steps - 1)
+    return left, right
+
+
+@triton.jit
+def _both(count, total, least, count2, total2, least2):
+    return count + count2, total + total2, tl.minimum(least, least2)
+
+
+@triton.jit
+def _totals(picked, score):
+    """How many, the sum of their scores, and the least of them."""
+    return tl.reduce(
+        (picked.to(tl.int32), tl.where(picked, score, 0.0), tl.where(picked, score, 1.0)), 0, _both
+    )
+
+
+@triton.jit
+def _best(order, chosen, count):
+    """Adds the ``count`` best of ``order`` (int64) to ``chosen``, the lowest position first among equals."""
+    position = tl.arange(0, order.shape[0])
+    for _ in range(count):
+        best = tl.max(order, axis=0)
+        first = tl.min(tl.where(order == best, position, order.shape[0]), axis=0)
+        chosen = tl.where(position == first, 1, chosen)
+        order = tl.where(position == first, _LOWEST64, order)
+    return chosen
 
 
 @triton.jit(do_not_specialize=["tokens", "groups", "padded_id"])
@@ -96,65 +250,96 @@ def _biased_topk(
     RENORMALIZE: tl.constexpr,
     COUNT_IS_TENSOR: tl.constexpr,
     PDL: tl.constexpr,
-    GROUPS: tl.constexpr,  # powers of two that hold the groups, a group, and WIDTH
+    GROUPS: tl.constexpr,  # powers of two that hold the groups, a group, TOPK and WIDTH
     GROUP: tl.constexpr,
     SLOTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNTING: tl.constexpr,  # how the threshold is found
+    PTX: tl.constexpr,
 ):
     if PDL:
         # Starts while the kernel before still runs; nothing of its output is read above this line.
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.arange(0, SLOTS)
-    in_width = slot < WIDTH
-    weights_ptr += row * weights_row + slot * weights_slot
-    ids_ptr += row * ids_row + slot * ids_slot
+    weights_ptr += row * weights_row
+    ids_ptr += row * ids_row
     if COUNT_IS_TENSOR:
         tokens = tl.load(tokens_ptr)
+    column = tl.arange(0, COLUMNS)
     if row >= tokens:
-        tl.store(weights_ptr, tl.zeros([SLOTS], tl.float32), mask=in_width)
-        tl.store(ids_ptr, tl.zeros([SLOTS], tl.int32) + padded_id, mask=in_width)
+        in_width = column < WIDTH
+        tl.store(weights_ptr + column * weights_slot, tl.zeros([COLUMNS], tl.float32), in_width)
+        tl.store(ids_ptr + column * ids_slot, tl.zeros([COLUMNS], tl.int32) + padded_id, in_width)
     else:
         POSITIONS: tl.constexpr = GROUPS * GROUP
         position = tl.arange(0, POSITIONS)
         expert = _expert(position, SIZE, GROUPS, GROUP)
-        real = expert < experts
+        live = expert < experts
         if GROUPS > 1:
-            real &= position % GROUP < SIZE
+            live &= position % GROUP < SIZE
         logits_ptr += row * logits_row
-        logits = tl.load(logits_ptr + expert * logits_expert, mask=real, other=0.0)
-        bias = tl.load(bias_ptr + row * bias_row + expert * bias_expert, mask=real, other=0.0)
-        scores = _sigmoid(logits)
-        choice = _numbers(scores + bias.to(tl.float64))
-        # Below every key of a choice; the groups that stay hold at least TOPK experts.
-        keys = tl.where(real, _key(choice, position, POSITIONS), _LOWEST)
+        logits = tl.load(logits_ptr + expert * logits_expert, mask=live, other=0.0)
+        bias_ptr += row * bias_row
+        bias = tl.load(bias_ptr + expert * bias_expert, mask=live, other=-float("inf"))
+        score = _sigmoid(logits, PTX)
+        choice = _numbers(score + bias.to(tl.float32))
+        certain = True
+        stays = live
         if KEPT > 0:
-            stay = _groups_that_stay(
-                tl.reshape(tl.where(real, choice, -float("inf")), [GROUPS, GROUP]),
-                tl.reshape(keys, [GROUPS, GROUP]),
-                groups,
-                KEPT,
-                SIZE,
+            kept, certain = _groups_that_stay(
+                tl.reshape(choice, [GROUPS, GROUP]), groups, KEPT, SIZE
             )
-            stay = tl.broadcast_to(stay[:, None], [GROUPS, GROUP])
-            keys = tl.where(tl.reshape(stay, [POSITIONS]), keys, _LOWEST)
-        best = tl.topk(keys, SLOTS) if SLOTS < POSITIONS else tl.sort(keys, descending=True)
+            kept = tl.broadcast_to(kept[:, None], [GROUPS, GROUP])
+            stays = live & tl.reshape(kept, [POSITIONS])
+        if COUNTING:
+            low, high = _counted_threshold(tl.where(stays, choice, -float("inf")), TOPK)
+        else:
+            low, high = _sorted_threshold(choice, stays, TOPK, SLOTS)
+        # An infinite bound makes NaN, of which no comparison is true.
+        chosen = (stays & ~(choice < low - _margin(low))).to(tl.int32)
+        count, total, least = _totals(chosen != 0, score)
+        if count != TOPK or not certain:
+            exact = _numbers(_sigmoid64(logits) + bias.to(tl.float64))
+            near = chosen != 0
+            above = (stays & (choice > high + _margin(high))).to(tl.int32)
+            need = TOPK - tl.sum(above, axis=0)
+            if KEPT > 0:
+                if not certain:
+                    grouped = tl.reshape(tl.where(live, exact, -float("inf")), [GROUPS, GROUP])
+                    first, second = _best_two(grouped, SIZE)
+                    rank = _ranks(_numbers(first + second), groups)
+                    group = tl.arange(0, GROUPS)
+                    kept = (rank < KEPT) & (group < groups)
+                    kept = tl.broadcast_to(kept[:, None], [GROUPS, GROUP])
+                    near = live & tl.reshape(kept, [POSITIONS])
+                    above = tl.zeros([POSITIONS], tl.int32)
+                    need = TOPK
+            order = tl.where(near & (above == 0), _ordered64(exact), _LOWEST64)
+            chosen = _best(order, above, need)
+            count, total, least = _totals(chosen != 0, score)
         if PDL:
             tl.extra.cuda.gdc_launch_dependents()
-        chosen = (best & (POSITIONS - 1)).to(tl.int32) ^ (POSITIONS - 1)
-        score = tl.gather(scores, chosen, axis=0)
-        routed = slot < TOPK
-        chosen = _expert(chosen, SIZE, GROUPS, GROUP)
+        picked = chosen != 0
+        weight = score
         if RENORMALIZE:
-            total = tl.sum(tl.where(routed, score, 0.0), axis=0)
-            score *= tl.where(total > 0, scale / total, 0.0)
+            weight *= tl.where(total > 0, tl.math.div_rn(scale, total), 0.0)
         else:
-            score *= scale
-        weight = score.to(tl.float32)
+            weight *= scale
+        if least < _TINY or logits_ptr.dtype.element_ty == tl.float64:
+            wide = _sigmoid64(logits)
+            if RENORMALIZE:
+                sum64 = tl.sum(tl.where(picked, wide, 0.0), axis=0)
+                # First the quotient, which is at most 1: scale / total may be infinite.
+                wide = tl.where(sum64 > 0, wide / sum64, wide * 0.0)
+            weight = (wide * scale).to(tl.float32)
+        slot = tl.cumsum(chosen, axis=0) - 1
+        tl.store(weights_ptr + slot * weights_slot, weight, picked)
+        tl.store(ids_ptr + slot * ids_slot, expert, picked)
         if WIDTH > TOPK:
-            weight = tl.where(routed, weight, shared_weight)
-            chosen = tl.where(routed, chosen, experts + slot - TOPK)
-        tl.store(weights_ptr, weight, mask=in_width)
-        tl.store(ids_ptr, chosen, mask=in_width)
+            shared = (column >= TOPK) & (column < WIDTH)
+            value = tl.zeros([COLUMNS], tl.float32) + shared_weight
+            tl.store(weights_ptr + column * weights_slot, value, shared)
+            tl.store(ids_ptr + column * ids_slot, experts + column - TOPK, shared)
 
 
 def biased_topk_triton(
@@ -172,11 +357,12 @@ def biased_topk_triton(
     shared_weight: float,
     num_warps: int | None = None,
     pdl: bool | None = None,
+    counting: bool | None = None,
 ) -> None:
     """:func:`portable.routing.biased_topk` into ``out``; the arguments are checked already.
 
-    ``num_warps`` and ``pdl`` (programmatic dependent launch, NVIDIA from sm_90 on) are for measuring;
-    None takes what was measured best.
+    ``num_warps``, ``pdl`` (programmatic dependent launch, NVIDIA from sm_90 on) and ``counting`` (the threshold
+    by counting, else by sorting) are for measuring; None takes what was measured best.
     """
     tokens, experts = logits.shape
     if experts > _MAX_EXPERTS:
@@ -188,12 +374,16 @@ def biased_topk_triton(
     weights, ids = out
     size = experts // num_expert_group
     groups_block = triton.next_power_of_2(num_expert_group)
-    slots_block = max(2, triton.next_power_of_2(ids.shape[1]))
+    slots_block = max(2, triton.next_power_of_2(topk))
     group_block = triton.next_power_of_2(size)
     group_block = max(group_block, slots_block // groups_block, 16 // groups_block)
     counted = isinstance(num_tokens, torch.Tensor)
+    # Measured on an H200 (docs/performance.md).
+    small = groups_block * group_block <= 512
+    if counting is None:
+        counting = tokens > 512 or not small
     if num_warps is None:
-        num_warps = _num_warps(groups_block * group_block, tokens)
+        num_warps = 1 if small and counting else 4
     if pdl is None:
         pdl = _has_pdl(logits.device)
     with torch.cuda.device_of(logits):
@@ -227,15 +417,20 @@ def biased_topk_triton(
             GROUPS=groups_block,
             GROUP=group_block,
             SLOTS=slots_block,
+            COLUMNS=triton.next_power_of_2(ids.shape[1]),
+            COUNTING=counting and experts < 1024,
+            PTX=_runs_ptx(logits.device),
             num_warps=num_warps,
             **({"launch_pdl": True} if pdl else {}),
         )
 
 
-def _num_warps(positions: int, tokens: int) -> int:
-    # Measured on an H200 (docs/performance.md): many warps a row while rows are few and its latency counts.
-    few = tokens <= 512
-    return max(1, min(8, positions // 64) if few else min(4, positions // 256))
+def _runs_ptx(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and not _interpreted()
+
+
+def _interpreted() -> bool:
+    return not isinstance(_biased_topk, triton.runtime.JITFunction)
 
 
 @functools.cache

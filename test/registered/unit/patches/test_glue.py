@@ -134,5 +134,21 @@ def test_biases_are_refreshed_after_an_update(monkeypatch):
     assert order == [((1,), {"two": 2}), "refresh"]
 
 
+def test_nothing_is_refreshed_while_memory_is_released(monkeypatch):
+    order = []
+    monkeypatch.setattr(
+        glue.bias_policy, "refresh_correction_biases", lambda: order.append("refresh")
+    )
+    manager = SimpleNamespace(offload_tags={"kv_cache", "weights"})
+
+    def resume(manager, tag):
+        manager.offload_tags.remove(tag)
+
+    glue.bias_policy.refresh_biases_after(resume, manager, "weights")
+    assert order == []
+    glue.bias_policy.refresh_biases_after(resume, manager, "kv_cache")
+    assert order == ["refresh"]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

@@ -182,6 +182,24 @@ def test_a_bias_of_inf_or_nan():
     assert weights.tolist() == [[0.5] * 6]
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.5, 1e30])
+def test_weights_of_extreme_logits_stay_in_range(scale):
+    # The sum of the first row's scores is so small that scale / sum is infinite even in float64.
+    logits = torch.tensor([[-709.0, -709.5, -709.7, -1000.0], [-90.0, -91.0, -200.0, -300.0]])
+    weights, ids = biased_topk(logits.double(), torch.zeros(4), 2, routed_scaling_factor=scale)
+    assert ids.tolist() == [[0, 1], [0, 1]]
+    assert weights.isfinite().all() and (weights <= scale * 1.000001).all()
+    total = weights.double().sum(dim=1) / scale
+    torch.testing.assert_close(total, torch.ones(2).double(), rtol=1e-6, atol=0)
+
+
+def test_saturated_logits_are_told_apart_as_float64_does():
+    logits = torch.full((1, 896), 30.0)
+    logits[0, 5::60] = 32.0
+    _, ids = biased_topk(logits, torch.zeros(896), 15)
+    assert ids[0].tolist() == list(range(5, 896, 60))
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
@@ -243,6 +261,26 @@ def test_the_aiter_name_raises_on_mixed_dtypes(logits_dtype, bias_dtype):
     logits, bias = draw(2, 16, logits_dtype, bias_dtype)
     with pytest.raises(ContractError, match=r"correction_bias is .*gating_output is"):
         aiter_call(logits, bias)
+
+
+@pytest.mark.parametrize(
+    "bias, message",
+    [
+        (torch.zeros(32)[::2], r"strides \(2,\)"),
+        (torch.zeros(1).expand(16), r"strides \(0,\)"),
+        (torch.zeros(4, 16), r"shape \(4, 16\)"),
+        (torch.zeros(16).double(), "correction_bias is torch.float64"),
+    ],
+    ids=["strided", "expanded", "for each token", "float64"],
+)
+def test_the_aiter_name_raises_on_a_bias_that_aiter_would_misread(bias, message):
+    with pytest.raises(ContractError, match=message):
+        aiter_call(torch.zeros(4, 16), bias)
+
+
+def test_the_aiter_name_raises_on_float64():
+    with pytest.raises(ContractError, match="are torch.float64"):
+        aiter_call(torch.zeros(4, 16).double(), torch.zeros(16).double())
 
 
 def test_the_aiter_name_raises_where_aiter_does():

@@ -1,20 +1,24 @@
 """The correction bias: its dtype policy, and that no reader can see it stale.
 
-Graph capture is simulated on the CPU by a list of recorded operations (``FakeGraph``) and is real
-on a GPU. Expected values come from the source tensor converted by torch.
+Graph capture is simulated on the CPU (``capture``) and is real on a GPU. Expected values come from
+the source tensor converted by torch.
 """
 
 import copy
+import gc
+import pickle
 import sys
 
 import pytest
 import torch
 
 from sglang_aiter_moe.errors import ContractError
-from sglang_aiter_moe.srt.layers.moe import topk as topk_module
+from sglang_aiter_moe.patches import glue
+from sglang_aiter_moe.srt.layers.moe import correction_bias as owner_module
 from sglang_aiter_moe.srt.layers.moe.topk import (
     TopKConfig,
     aligned_routing_inputs,
+    bias_for_readers,
     correction_bias_for_dtype,
     correction_bias_of,
     refresh_correction_biases,
@@ -26,7 +30,7 @@ from sglang_aiter_moe.testing.registration import (
     register_cpu_ci,
     register_cuda_ci,
 )
-from sglang_aiter_moe.testing.routing import BIAS_CHANGES, IN_PLACE
+from sglang_aiter_moe.testing.routing import BIAS_CHANGES
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 register_cuda_ci(est_time=10, stage="base-a", runner_config="1-gpu-small")
@@ -43,33 +47,30 @@ DEVICES = ["cpu", GPU]
 
 
 class FakeGraph:
-    """Stands for a graph capture on the CPU: records the copies that are made under it."""
+    """Stands for a graph capture on the CPU: what is handed out under it is what a graph keeps reading."""
 
     def __init__(self, monkeypatch):
         self.patch = monkeypatch
-        self.nodes = []
 
     def __enter__(self):
-        self.capturing = True
-        write = topk_module._write
-
-        def recorded(target, source):
-            if self.capturing:
-                # A graph holds addresses: the storages of now, whatever .data is later.
-                here, there = target.detach(), source.detach()
-                self.nodes.append(lambda: write(here, there))
-            write(target, source)
-
-        self.patch.setattr(topk_module, "_is_capturing", lambda tensor: self.capturing)
-        self.patch.setattr(topk_module, "_write", recorded)
+        self.patch.setattr(owner_module, "_is_capturing", lambda tensor: True)
         return self
 
     def __exit__(self, *exc):
-        self.capturing = False
+        self.patch.undo()
 
-    def replay(self):
-        for node in self.nodes:
-            node()
+
+@pytest.fixture(autouse=True)
+def no_others():
+    """A test that fails or expects an error keeps its configs in the traceback."""
+    owner_module._owners.clear()
+
+
+@pytest.fixture
+def capture():
+    """``with capture():``, as often as wanted; patches of its own, so that undo() undoes nothing else."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield lambda: FakeGraph(patch)
 
 
 def make(values, dtype, device="cpu", parameter=True):
@@ -143,50 +144,65 @@ def test_eager_calls_see_every_change(change, device):
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("warm", [True, False])
-def test_replay_after_a_change_cpu(change, warm, monkeypatch):
+@pytest.mark.parametrize("ask", [torch.float32, torch.bfloat16])
+def test_a_graph_reads_the_new_bias_after_an_update(change, warm, ask, capture):
     config = make([1.0, 2.0, 3.0, 4.0], torch.bfloat16)
     if warm:
-        config.correction_bias_for_dtype(torch.float32)
-    with FakeGraph(monkeypatch) as graph:
-        held = config.correction_bias_for_dtype(torch.float32)
-    assert len(graph.nodes) == 1, "the conversion must be part of the graph"
+        config.correction_bias_for_dtype(ask)
+    with capture():
+        held = config.correction_bias_for_dtype(ask)
+    assert held.dtype == ask and held.tolist() == [1.0, 2.0, 3.0, 4.0]
     BIAS_CHANGES[change](config, NEW)
-    if change not in IN_PLACE:
-        assert refresh_correction_biases() >= 1
-    graph.replay()
-    assert held.tolist() == NEW.bfloat16().float().tolist()
-    # The eager side keeps the captured address and content, too.
-    assert config.correction_bias_for_dtype(torch.float32).data_ptr() == held.data_ptr()
-    graph.replay()
+    assert held.tolist() == [1.0, 2.0, 3.0, 4.0], "the case must need the refresh"
+    assert refresh_correction_biases() >= 1
     assert held.tolist() == NEW.bfloat16().float().tolist()
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_replay_of_a_kernel_that_reads_the_source_cpu(change, monkeypatch):
+def test_a_graph_reads_the_new_bias_through_select_experts(change, capture):
+    # What SGLang's function reads of the config, in every release and on every path.
     config = make([1.0, 2.0, 3.0, 4.0], torch.float32)
-    with FakeGraph(monkeypatch) as graph:
-        captured = correction_bias_of(config).read(config.correction_bias).detach()
-    assert graph.nodes == [], "a kernel that takes any dtype needs no conversion"
+    seen = []
+
+    def original(hidden_states, router_logits, topk_config, **kwargs):
+        seen.append((router_logits.dtype, topk_config.correction_bias))
+        assert topk_config.correction_bias_for_dtype(router_logits.dtype) is seen[-1][1]
+
+    parameter = config.correction_bias
+    with capture():
+        glue.select_experts(original, None, torch.zeros(2, 4, dtype=torch.bfloat16), config)
+    assert config.correction_bias is parameter, "the config carries the copy during the call alone"
+    ((dtype, held),) = seen
+    assert dtype == held.dtype == torch.float32 and held is not parameter
     BIAS_CHANGES[change](config, NEW)
-    if change not in IN_PLACE:
-        assert captured.tolist() != NEW.tolist(), "the case must need the refresh"
-        refresh_correction_biases()
-    assert captured.tolist() == NEW.tolist()
+    refresh_correction_biases()
+    assert held.tolist() == NEW.tolist()
 
 
-def test_an_eager_call_after_a_swap_also_reaches_the_graphs(monkeypatch):
+def test_the_config_gets_its_bias_back_when_select_experts_fails(capture):
+    config = make([1.0, 2.0], torch.float32)
+    parameter = config.correction_bias
+
+    def original(*args, **kwargs):
+        raise ZeroDivisionError
+
+    with capture(), pytest.raises(ZeroDivisionError):
+        glue.select_experts(original, None, torch.zeros(1, 2), config)
+    assert config.correction_bias is parameter
+
+
+def test_an_eager_call_after_a_swap_also_reaches_the_graphs(capture):
     config = make([1.0, 2.0, 3.0, 4.0], torch.float32)
-    with FakeGraph(monkeypatch):
-        captured = correction_bias_of(config).read(config.correction_bias).detach()
+    with capture():
+        held = config.correction_bias_for_dtype(torch.float32)
     BIAS_CHANGES["swap_data"](config, NEW)
-    logits = torch.zeros(2, 4)
-    select_experts_inputs(logits, config)
-    assert captured.tolist() == NEW.tolist()
+    assert bias_for_readers(config, torch.zeros(2, 4)) is config.correction_bias
+    assert held.tolist() == NEW.tolist()
 
 
-def test_address_is_fixed_from_the_first_capture_on(monkeypatch):
+def test_the_address_is_fixed_from_the_first_capture_on(capture):
     config = make([1.0, 2.0], torch.bfloat16)
-    with FakeGraph(monkeypatch):
+    with capture():
         held = config.correction_bias_for_dtype(torch.float32)
     for step in range(3):
         BIAS_CHANGES["copy"](config, torch.tensor([float(step), 1.0]))
@@ -195,45 +211,184 @@ def test_address_is_fixed_from_the_first_capture_on(monkeypatch):
         assert held.tolist() == [float(step), 1.0]
 
 
-def test_a_bias_widened_after_capture_is_an_error(monkeypatch):
+def test_what_is_held_does_not_grow_with_captures_and_updates(capture):
     config = make([1.0, 2.0], torch.bfloat16)
-    with FakeGraph(monkeypatch):
-        correction_bias_of(config).read(config.correction_bias)
+    for step in range(20):
+        with capture():
+            config.correction_bias_for_dtype(torch.float32)
+            config.correction_bias_for_dtype(torch.bfloat16)
+        BIAS_CHANGES["swap_data"](config, torch.tensor([float(step), 1.0]))
+        refresh_correction_biases()
+    owner = correction_bias_of(config)
+    assert len(owner._copies) == 2 and not owner._retired
+
+
+# ---- memory that belongs to others
+
+
+def test_a_storage_that_was_swapped_away_is_not_written(capture):
+    config = make([1.0, 2.0], torch.float32)
+    backup = config.correction_bias.data
+    with capture():
+        held = config.correction_bias_for_dtype(torch.float32)
+    config.correction_bias.data = torch.tensor([5.0, 6.0])
+    refresh_correction_biases()
+    assert backup.tolist() == [1.0, 2.0], "the backup belongs to whoever made it"
+    assert held.tolist() == [5.0, 6.0]
+    config.correction_bias.data = backup
+    refresh_correction_biases()
+    assert held.tolist() == config.correction_bias.tolist() == [1.0, 2.0]
+
+
+def test_two_biases_that_exchange_their_storages(capture):
+    a, b = make([1.0, 2.0], torch.float32), make([3.0, 4.0], torch.float32)
+    with capture():
+        held_a = a.correction_bias_for_dtype(torch.float32)
+        held_b = b.correction_bias_for_dtype(torch.float32)
+    a.correction_bias.data, b.correction_bias.data = b.correction_bias.data, a.correction_bias.data
+    refresh_correction_biases()
+    assert a.correction_bias.tolist() == held_a.tolist() == [3.0, 4.0]
+    assert b.correction_bias.tolist() == held_b.tolist() == [1.0, 2.0]
+
+
+def test_a_parameter_that_two_configs_share_until_one_is_replaced(capture):
+    a = make([1.0, 2.0], torch.float32)
+    b = TopKConfig(top_k=2, correction_bias=a.correction_bias)
+    with capture():
+        held_a = a.correction_bias_for_dtype(torch.float32)
+        held_b = b.correction_bias_for_dtype(torch.float32)
+    BIAS_CHANGES["new_parameter"](a, torch.tensor([5.0, 6.0]))
+    refresh_correction_biases()
+    assert held_a.tolist() == [5.0, 6.0]
+    assert held_b.tolist() == b.correction_bias.tolist() == [1.0, 2.0]
+
+
+def test_another_stride_over_the_same_address_is_another_bias(capture):
+    storage = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    config = TopKConfig(top_k=2, correction_bias=storage[:2])
+    with capture():
+        held = config.correction_bias_for_dtype(torch.float32)
+    config.correction_bias = storage[::2]
+    bias_for_readers(config, torch.zeros(1, 2))
+    assert held.tolist() == [1.0, 3.0]
+
+
+# ---- a bias that no longer fits
+
+
+def test_a_bias_widened_after_capture_is_an_error(capture):
+    config = make([1.0, 2.0], torch.bfloat16)
+    with capture():
+        config.correction_bias_for_dtype(torch.bfloat16)
     config.correction_bias.data = torch.tensor([7.01, 7.02])
     with pytest.raises(ContractError, match="captured graph reads it in the narrower dtype"):
         refresh_correction_biases()
 
 
-def test_a_changed_shape_under_graphs_is_an_error(monkeypatch):
-    config = make([1.0, 2.0], torch.bfloat16)
-    with FakeGraph(monkeypatch):
-        config.correction_bias_for_dtype(torch.float32)
-    config.correction_bias = torch.zeros(3, dtype=torch.bfloat16)
-    with pytest.raises(ContractError, match="changed its shape"):
+def test_a_narrower_copy_that_was_asked_for_stays_allowed(capture):
+    config = make([7.01, 7.02], torch.float32)
+    with capture():
+        held = config.correction_bias_for_dtype(torch.bfloat16)
+    config.correction_bias.data = torch.tensor([8.0, 9.0])
+    refresh_correction_biases()
+    assert held.tolist() == [8.0, 9.0]
+
+
+def test_one_changed_shape_is_an_error_after_all_others_are_refreshed(capture):
+    configs = [make([1.0, 2.0], torch.bfloat16) for _ in range(3)]
+    with capture():
+        held = [config.correction_bias_for_dtype(torch.float32) for config in configs]
+    configs[1].correction_bias = torch.zeros(3, dtype=torch.bfloat16)
+    for config in configs[::2]:
+        BIAS_CHANGES["copy_without_version"](config, torch.tensor([5.0, 6.0]))
+    with pytest.raises(ContractError, match="changed its shape from \\(2,\\)"):
         refresh_correction_biases()
+    assert held[0].tolist() == held[2].tolist() == [5.0, 6.0]
+
+
+def test_a_changed_shape_without_any_capture_is_no_error():
+    config = make([1.0, 2.0], torch.bfloat16)
+    config.correction_bias_for_dtype(torch.float32)
+    config.correction_bias = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
+    refresh_correction_biases()
+    assert config.correction_bias_for_dtype(torch.float32).tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "new", [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([7.01, 7.02])], ids=["shape", "wider"]
+)
+def test_graphs_that_are_captured_again_take_a_bias_that_did_not_fit(new, capture, caplog):
+    config = make([1.0, 2.0], torch.bfloat16)
+    with capture():
+        config.correction_bias_for_dtype(torch.bfloat16)
+    config.correction_bias = new
+    assert config.correction_bias_for_dtype(torch.float32) is new, "the eager warm-up does not stop"
+    assert "captured graph" in caplog.text
+    with capture():
+        held = config.correction_bias_for_dtype(torch.float32)
+    refresh_correction_biases()
+    assert held.tolist() == new.tolist()
+
+
+# ---- captured graphs on a GPU
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("ask", [torch.float32, torch.bfloat16])
-def test_replay_after_a_change_gpu(change, ask):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_replay_after_a_change_gpu(change, ask, compiled):
     config = make([1.0, 2.0, 3.0, 4.0], torch.bfloat16, "cuda")
     result = torch.full((4,), float("nan"), device="cuda")
+    logits = torch.zeros(1, dtype=ask, device="cuda")
 
-    def forward():
-        result.copy_(config.correction_bias_for_dtype(ask).float() * 2)
+    def read():
+        if compiled:
+            return bias_for_readers(config, logits).float() * 2
+        return config.correction_bias_for_dtype(ask).float() * 2
 
-    forward()
+    if compiled:
+        read = torch.compile(read, backend="aot_eager")
+    read()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        forward()
+        result.copy_(read())
     BIAS_CHANGES[change](config, NEW.cuda())
-    if change not in IN_PLACE:
-        refresh_correction_biases()
+    refresh_correction_biases()
     result.fill_(float("nan"))
     graph.replay()
     assert result.tolist() == (NEW.bfloat16().float() * 2).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_capture_before_any_eager_call_says_so_and_follows_what_is_written_in_place(caplog):
+    config = make([1.0, 2.0, 3.0, 4.0], torch.bfloat16, "cuda")
+    result = torch.zeros(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result.copy_(config.correction_bias_for_dtype(torch.float32))
+    assert "no eager call has read before" in caplog.text
+    BIAS_CHANGES["copy_without_version"](config, NEW.cuda())
+    graph.replay()
+    assert result.tolist() == NEW.bfloat16().float().tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_conversion_is_no_node_of_the_graph():
+    # A replay must not convert: were it a node, the replay would undo what is written here.
+    config = make([1.0, 2.0], torch.bfloat16, "cuda")
+    graph = torch.cuda.CUDAGraph()
+    result = torch.zeros(2, device="cuda")
+    config.correction_bias_for_dtype(torch.float32)
+    with torch.cuda.graph(graph):
+        held = config.correction_bias_for_dtype(torch.float32)
+        result.copy_(held)
+    held.fill_(9.0)
+    graph.replay()
+    assert result.tolist() == [9.0, 9.0]
 
 
 # ---- kinds of tensors
@@ -251,13 +406,14 @@ def test_inference_tensors_have_no_version():
     assert not first.is_inference()
 
 
-def test_a_captured_inference_tensor_is_written_from_outside(monkeypatch):
-    with torch.inference_mode(), FakeGraph(monkeypatch):
+def test_an_inference_tensor_under_capture(capture):
+    with torch.inference_mode(), capture():
         config = make([1.0, 2.0], torch.float32, parameter=False)
-        captured = correction_bias_of(config).read(config.correction_bias)
-    config.correction_bias = torch.tensor([3.0, 4.0])
+        held = config.correction_bias_for_dtype(torch.float32)
+    with torch.inference_mode():
+        config.correction_bias.copy_(torch.tensor([3.0, 4.0]))
     refresh_correction_biases()
-    assert captured.is_inference() and captured.tolist() == [3.0, 4.0]
+    assert not held.is_inference() and held.tolist() == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -269,8 +425,23 @@ def test_a_captured_inference_tensor_is_written_from_outside(monkeypatch):
         torch.empty(0, dtype=torch.bfloat16),
         torch.ones(4, dtype=torch.bfloat16, device="meta"),
         torch.nn.Buffer(torch.ones(4, dtype=torch.bfloat16)),
+        torch.tensor([0, 1.0, 0, 2.0], dtype=torch.bfloat16).to_sparse(),
+        torch.ones((), dtype=torch.bfloat16).expand(4),
+        torch.ones(3, 4, dtype=torch.bfloat16),
+        torch.ones(4, dtype=torch.float8_e4m3fn),
     ],
-    ids=["strided", "row", "grad", "empty", "meta", "buffer"],
+    ids=[
+        "strided",
+        "row",
+        "grad",
+        "empty",
+        "meta",
+        "buffer",
+        "sparse",
+        "expanded",
+        "matrix",
+        "fp8",
+    ],
 )
 def test_every_kind_of_tensor(source):
     config = TopKConfig(top_k=2, correction_bias=source)
@@ -278,25 +449,90 @@ def test_every_kind_of_tensor(source):
     assert result.dtype == torch.float32 and result.shape == source.shape
     assert not result.requires_grad
     if source.device.type != "meta":
+        source = source.to_dense() if source.is_sparse else source
         assert torch.equal(result, source.detach().float())
+        assert torch.equal(config.correction_bias_for_dtype(torch.float32), source.detach().float())
 
 
-def test_under_torch_compile_the_conversion_is_traced():
+def test_a_bias_that_leaves_the_meta_device():
+    config = TopKConfig(2, correction_bias=torch.ones(2, dtype=torch.bfloat16, device="meta"))
+    assert config.correction_bias_for_dtype(torch.float32).is_meta
+    config.correction_bias = torch.tensor([3.0, 4.0], dtype=torch.bfloat16)
+    refresh_correction_biases()
+    assert config.correction_bias_for_dtype(torch.float32).tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("real_bias", [True, False])
+def test_fake_tensors_leave_nothing_behind(real_bias):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     config = make([1.0, 2.0], torch.bfloat16)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        real = config.correction_bias
+        if not real_bias:
+            config.correction_bias = mode.from_tensor(real)
+        config.correction_bias_for_dtype(torch.float32)
+        config.correction_bias = real
+    after = config.correction_bias_for_dtype(torch.float32)
+    assert type(after) is torch.Tensor and after.tolist() == [1.0, 2.0]
 
-    @torch.compile(backend="eager", fullgraph=True)
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_a_config_with_state_can_be_pickled_and_copied(duplicate):
+    config = make([1.0, 2.0], torch.bfloat16)
+    ours = config.correction_bias_for_dtype(torch.float32)
+    other = duplicate(config)
+    theirs = other.correction_bias_for_dtype(torch.float32)
+    assert theirs.tolist() == [1.0, 2.0] and theirs.data_ptr() != ours.data_ptr()
+    assert correction_bias_of(other) is not correction_bias_of(config)
+
+
+# ---- torch.compile
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_compiled_code_sees_every_change(change, backend):
+    config = make([1.0, 2.0, 3.0, 4.0], torch.bfloat16)
+
+    @torch.compile(backend=backend, fullgraph=True)
     def forward(x):
         return x + config.correction_bias_for_dtype(torch.float32)
 
-    x = torch.zeros(2)
-    assert forward(x).tolist() == [1.0, 2.0]
-    BIAS_CHANGES["copy_without_version"](config, torch.tensor([5.0, 6.0]))
-    assert forward(x).tolist() == [5.0, 6.0]
+    x = torch.zeros(4)
+    assert forward(x).tolist() == [1.0, 2.0, 3.0, 4.0]
+    BIAS_CHANGES[change](config, NEW)
+    assert forward(x).tolist() == NEW.bfloat16().float().tolist()
 
 
-def test_a_copied_config_has_a_state_of_its_own(monkeypatch):
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_graph_around_compiled_code_follows_a_replaced_storage(dtype, backend, capture):
+    config = make([1.0, 2.0, 3.0, 4.0], dtype)
+
+    def original(hidden_states, router_logits, topk_config, **kwargs):
+        bias = topk_config.correction_bias_for_dtype(router_logits.dtype)
+        return router_logits + bias
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def forward(logits):
+        return glue.select_experts(original, None, logits, config)
+
+    logits = torch.zeros(1, 4)
+    assert forward(logits).tolist() == [[1.0, 2.0, 3.0, 4.0]]
+    with capture():
+        forward(logits)
+    held = correction_bias_of(config)._copies[torch.float32]
+    assert held.held, "the capture must be known to the owner"
+    assert isinstance(config.correction_bias, torch.nn.Parameter)
+    BIAS_CHANGES["swap_data"](config, NEW)
+    refresh_correction_biases()
+    assert held.tensor.tolist() == NEW.to(dtype).float().tolist()
+
+
+def test_a_copied_config_has_a_state_of_its_own(capture):
     config = make([1.0, 2.0], torch.bfloat16)
-    with FakeGraph(monkeypatch):
+    with capture():
         held = config.correction_bias_for_dtype(torch.float32)
     other = copy.copy(config)
     other.correction_bias = torch.tensor([8.0, 9.0], dtype=torch.bfloat16)
@@ -304,7 +540,23 @@ def test_a_copied_config_has_a_state_of_its_own(monkeypatch):
     assert held.tolist() == [1.0, 2.0]
 
 
+def test_compiled_code_and_a_copied_config():
+    config = make([1.0, 2.0], torch.bfloat16)
+    other = copy.copy(config)
+    other.correction_bias = torch.tensor([8.0, 9.0], dtype=torch.bfloat16)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def forward():
+        return config.correction_bias_for_dtype(torch.float32), other.correction_bias_for_dtype(
+            torch.float32
+        )
+
+    for _ in range(2):
+        assert [t.tolist() for t in forward()] == [[1.0, 2.0], [8.0, 9.0]]
+
+
 def test_states_die_with_their_configs():
+    gc.collect()
     before = refresh_correction_biases()
     config = make([1.0, 2.0], torch.bfloat16)
     config.correction_bias_for_dtype(torch.float32)
@@ -359,6 +611,29 @@ def test_select_experts_inputs_leaves_alone_what_needs_nothing():
     assert select_experts_inputs(buffer, wide, router_logits_partials=partials) is buffer
     gating = TopKConfig(top_k=1, correction_bias=torch.ones(2), scoring_func="sqrtsoftplus")
     assert select_experts_inputs(buffer, gating) is buffer
+    strided = torch.zeros(2, 4)[:, ::2]
+    assert select_experts_inputs(strided, TopKConfig(top_k=1)) is strided, "no bias, no business"
+
+
+@pytest.mark.parametrize("torch_native, dtype", [(True, torch.float32), (False, torch.bfloat16)])
+def test_sqrtsoftplus_is_widened_where_torch_computes_it(torch_native, dtype):
+    config = TopKConfig(
+        top_k=1,
+        correction_bias=torch.ones(2),
+        scoring_func="sqrtsoftplus",
+        torch_native=torch_native,
+    )
+    logits = torch.zeros(3, 2, dtype=torch.bfloat16)
+    assert select_experts_inputs(logits, config).dtype == dtype
+
+
+def test_a_custom_routing_function_reads_no_bias_and_gets_its_logits():
+    config = TopKConfig(top_k=1, correction_bias=torch.ones(2))
+    config.custom_routing_function = lambda **kwargs: None
+    logits = torch.zeros(3, 2, dtype=torch.bfloat16)
+    assert select_experts_inputs(logits, config) is logits
+    config.use_grouped_topk = True  # SGLang asks this first
+    assert select_experts_inputs(logits, config).dtype == torch.float32
 
 
 def test_select_experts_inputs_takes_a_per_token_bias():

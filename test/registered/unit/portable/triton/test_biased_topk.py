@@ -13,14 +13,20 @@ import torch
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.portable.routing import biased_topk
 from sglang_aiter_moe.testing.registration import register_cpu_ci, register_cuda_ci
-from sglang_aiter_moe.testing.routing import BIAS_CHANGES
 from sglang_aiter_moe.testing.routing_cases import CASES
-from sglang_aiter_moe.testing.routing_graphs import DTYPE_PAIRS, ROUTES, SHAPES, replay_after_change
+from sglang_aiter_moe.testing.routing_graphs import (
+    DTYPE_PAIRS,
+    SHAPES,
+    combinations,
+    replay_after_change,
+)
 
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 register_cuda_ci(est_time=60, stage="base-a", runner_config="1-gpu-small")
 
 pytest.importorskip("triton")
+from sglang_aiter_moe.portable.triton.biased_topk import biased_topk_triton  # noqa: E402
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -65,8 +71,9 @@ def test_more_experts_than_a_program_holds():
 
 
 @pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64), ("hip", "gfx950", 64)])
+@pytest.mark.parametrize("counting", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_compiles_without_local_memory(shape, target):
+def test_compiles_without_local_memory(shape, counting, target):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -84,6 +91,9 @@ def test_compiles_without_local_memory(shape, target):
         "GROUPS": groups,
         "GROUP": 1 << (experts // groups - 1).bit_length(),
         "SLOTS": topk,
+        "COLUMNS": topk,
+        "COUNTING": counting,
+        "PTX": target[0] == "cuda",
     }
     types = {"logits_ptr": "*bf16", "bias_ptr": "*fp32", "weights_ptr": "*fp32"}
     types |= {"ids_ptr": "*i32", "tokens_ptr": "*i32", "scale": "fp32", "shared_weight": "fp32"}
@@ -100,30 +110,44 @@ def test_compiles_without_local_memory(shape, target):
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("change", BIAS_CHANGES)
-@pytest.mark.parametrize("logits, bias", DTYPE_PAIRS)
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_graph_that_only_replays_follows_the_bias(shape, route, logits, bias, change):
-    result = replay_after_change(shape, route, logits, bias, change)
+@pytest.mark.parametrize("combination", combinations(), ids="-".join)
+def test_a_graph_that_only_replays_follows_the_bias(combination):
+    result = replay_after_change(*combination)
     assert result["rows_that_differ"] == 0 and result["weights_agree"], result
     assert result["rows_that_the_change_moved"] > result["rows"] // 2, "the change must matter"
 
 
 @pytest.mark.gpu
 @needs_gpu
-def test_many_random_rows_on_the_gpu():
+@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("spread", [2.0, 1e-6, 20.0])
+def test_many_random_rows_on_the_gpu(counting, spread):
     # Compared with torch.topk in float64, so that 4096 rows cost nothing; by value, since bf16 pairs tie exactly.
+    # A spread of 1e-6 leaves most rows to float64, one of 20 saturates many scores.
+    out = torch.empty(4096, 16, device="cuda"), torch.empty(4096, 16, device="cuda").int()
+    options = {
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "renormalize": True,
+        "routed_scaling_factor": 1.0,
+        "num_tokens": None,
+        "padded_id": 0,
+        "shared_weight": 1.0,
+    }
     for logits_dtype, bias_dtype in DTYPE_PAIRS:
         for offset in (0.0, 7.0):
-            logits = (torch.randn(4096, 896, device="cuda") * 2).to(getattr(torch, logits_dtype))
-            bias = (torch.randn(896, device="cuda") * 0.1 + offset).to(getattr(torch, bias_dtype))
-            weights, ids = biased_topk(logits, bias, 16)
-            ids = ids.long()
-            assert (ids.sort(dim=1).values.diff(dim=1) > 0).all(), "an expert was chosen twice"
+            logits = (torch.randn(4096, 896, device="cuda") * spread).to(
+                getattr(torch, logits_dtype)
+            )
+            bias = torch.randn(896, device="cuda") * min(0.1, spread) + offset
+            bias = bias.to(getattr(torch, bias_dtype))
+            biased_topk_triton(logits, bias, 16, out, counting=counting, **options)
+            weights, ids = out[0], out[1].long()
+            assert (ids.diff(dim=1) > 0).all(), "ascending, none twice"
             scores = logits.double().sigmoid()
             choice = scores + bias.double()
-            assert torch.equal(choice.gather(1, ids), choice.topk(16, dim=1).values)
+            found = choice.gather(1, ids).sort(dim=1, descending=True).values
+            assert torch.equal(found, choice.topk(16, dim=1).values)
             expected = scores.gather(1, ids)
             expected = expected / expected.sum(dim=1, keepdim=True)
             torch.testing.assert_close(weights.double(), expected, rtol=1e-6, atol=0)
