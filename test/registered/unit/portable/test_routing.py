@@ -279,7 +279,7 @@ def test_the_aiter_name_raises_on_a_bias_that_aiter_would_misread(bias, message)
 
 
 def test_the_aiter_name_raises_on_float64():
-    with pytest.raises(ContractError, match="are torch.float64"):
+    with pytest.raises(ContractError, match=r"are torch\.float64"):
         aiter_call(torch.zeros(4, 16).double(), torch.zeros(16).double())
 
 
