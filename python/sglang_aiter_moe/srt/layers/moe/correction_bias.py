@@ -138,8 +138,9 @@ class CorrectionBias:
                 "bias itself at each replay and does not follow a replaced storage"
             )
             return source.to(dtype)
-        with _beside_the_capture(source):
-            copy = self._written(source, dtype, stamp)
+        if copy is None or not source.is_cuda or copy.stamp != stamp:  # else the warm-up has written it
+            with _beside_the_capture(source):
+                copy = self._written(source, dtype, stamp)
         copy.narrower |= is_narrower(dtype, source.dtype)
         copy.held = True
         return copy.tensor
