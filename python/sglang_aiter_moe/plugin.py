@@ -23,11 +23,12 @@ from sglang_aiter_moe.patches.install import install, uninstall, verify
 from sglang_aiter_moe.patches.model import Patch, State, Status
 from sglang_aiter_moe.patches.table import GUARD, PATCHES
 from sglang_aiter_moe.patches.when_imported import forget_all, when_imported
+from sglang_aiter_moe.srt.releases import FIRST, FIRST_WITH_GPT_OSS, LAST
 from sglang_aiter_moe.srt.switch import ENABLE, enabled
 
 logger = logging.getLogger(__name__)
 
-TESTED = (Version("0.5.17"), Version("0.5.23"))
+TESTED = (Version(FIRST), Version(LAST))
 BACKEND = "SGLANG_AITER_MOE_BACKEND"
 ALLOW_UNTESTED = "SGLANG_AITER_MOE_ALLOW_UNTESTED"
 A16W4_KERNEL = "SGLANG_AITER_MOE_A16W4_KERNEL"
@@ -134,11 +135,14 @@ def release_problem(env: Mapping[str, str] | None = None) -> str | None:
     if release is None:
         return "no SGLang release is installed"
     first, last = TESTED
-    if first <= Version(release.public) <= last or env.get(ALLOW_UNTESTED) == "1":
+    if (
+        Version(FIRST_WITH_GPT_OSS) <= Version(release.public) <= last
+        or env.get(ALLOW_UNTESTED) == "1"
+    ):
         return None
     return (
-        f"SGLang {release} is outside the tested range {first} to {last} "
-        f"({ALLOW_UNTESTED}=1 applies the patches all the same)"
+        f"SGLang {release} is outside the tested range {first} to {last} (gpt-oss: from "
+        f"{FIRST_WITH_GPT_OSS}; {ALLOW_UNTESTED}=1 applies the patches all the same)"
     )
 
 

@@ -71,7 +71,7 @@ def _versions(gpu: str | None, aiter: Path | None) -> Iterator[Finding]:
         yield Finding(
             section,
             BAD if problem else OK,
-            f"SGLang {sglang} (tested: {first} to {last})",
+            f"SGLang {sglang} (tested: {first} to {last}; gpt-oss from {plugin.FIRST_WITH_GPT_OSS})",
             problem or "",
         )
     capabilities = aiter_capabilities(aiter)

@@ -10,6 +10,8 @@ from typing import Any
 
 from packaging.version import Version
 
+from sglang_aiter_moe.srt.releases import FIRST
+
 
 class Status(StrEnum):
     IN_FORCE = "in force"
@@ -41,7 +43,8 @@ class Patch:
         function: ``module:attribute`` of this package, imported when the patch is applied.
         how: see :class:`How`.
         backends: the backends it belongs to: ``aiter``, ``portable``, ``inert`` (any other machine).
-        since: first SGLang release that has the target; before it there is nothing to patch.
+        since: first SGLang release that is patched; before it there is no such target, or the model
+            that needs it is not served.
         until: last release that needs the patch; later ones have it upstream. None: all need it.
         upstream: what a later release does instead, shown as the reason for "not needed".
         why: what goes wrong without it.
@@ -58,7 +61,7 @@ class Patch:
     why: str
     how: How = How.AROUND
     backends: frozenset[str] = frozenset({"aiter", "portable"})
-    since: str = "0.5.17"
+    since: str = FIRST
     until: str | None = None
     upstream: str = ""
     cpu_only: bool = False
@@ -73,6 +76,8 @@ class Patch:
 
     def not_needed_in(self, release: Version) -> str | None:
         """Why this SGLang release does not need the patch; None if it does."""
+        if release < Version(FIRST) <= Version(self.since):
+            return f"before {FIRST} gpt-oss's experts are patched and nothing else"
         if release < Version(self.since):
             return f"SGLang {release} has no such code (it came with {self.since})"
         if self.until is not None and release > Version(self.until):

@@ -1,6 +1,6 @@
 """Every patch, in the order in which it is applied.
 
-``sglang`` paths are as the released sources 0.5.17 to 0.5.23 have them; ``since`` and ``until`` were read
+``sglang`` paths are as the released sources 0.5.13 to 0.5.23 have them; ``since`` and ``until`` were read
 there.
 """
 
@@ -10,6 +10,7 @@ import re
 
 from sglang_aiter_moe.patches.model import How, Patch
 from sglang_aiter_moe.srt.layers.moe.topk import UPDATE_ENTRY_POINTS
+from sglang_aiter_moe.srt.releases import FIRST_WITH_GPT_OSS
 
 _OURS = "sglang_aiter_moe"
 _MXFP4 = "sglang.srt.layers.quantization.mxfp4"
@@ -27,6 +28,7 @@ GUARD = Patch(
     name="self-check before the first MoE layer",
     target="sglang.srt.layers.moe.fused_moe_triton.layer:FusedMoE.__init__",
     function=f"{_OURS}.plugin:guard_first_moe_layer",
+    since=FIRST_WITH_GPT_OSS,
     backends=_EVERYWHERE,
     why="a process would serve with some patches missing",
 )
@@ -45,6 +47,7 @@ PATCHES: tuple[Patch, ...] = (
         name="MXFP4 plan and sizes",
         target=f"{_MXFP4}:Mxfp4MoEMethod.create_weights",
         function=f"{_GLUE}:create_weights",
+        since=FIRST_WITH_GPT_OSS,
         why="what AITER refuses shows at the first request instead of at load; pads are not what its "
         "kernels take",
     ),
@@ -52,6 +55,7 @@ PATCHES: tuple[Patch, ...] = (
         name="MXFP4 weight layout",
         target=f"{_MXFP4}:Mxfp4MoEMethod.process_weights_after_loading",
         function=f"{_GLUE}:process_weights_after_loading",
+        since=FIRST_WITH_GPT_OSS,
         why="layout and gate_mode are decided apart from each other",
     ),
     Patch(
@@ -93,18 +97,21 @@ PATCHES: tuple[Patch, ...] = (
         name="MXFP4 activation",
         target=f"{_MXFP4}:Mxfp4MoEMethod.create_moe_runner",
         function=f"{_GLUE}:create_moe_runner",
+        since=FIRST_WITH_GPT_OSS,
         why="a checkpoint with plain SiLU runs as SwiGLU-OAI",
     ),
     Patch(
         name="MXFP4 call",
         target=f"{_MXFP4}:Mxfp4MoEMethod.apply",
         function=f"{_GLUE}:apply",
+        since=FIRST_WITH_GPT_OSS,
         why="the call does not carry the layer's plan",
     ),
     Patch(
         name="gate_mode and plan of a call",
         target=f"{_RUNNER}:AiterMoeQuantInfo",
         function=f"{_GLUE}:quant_info_with_plan",
+        since=FIRST_WITH_GPT_OSS,
         how=How.VALUE,
         why="gate_mode has no field of its own and is sent for some layers only",
     ),
@@ -121,6 +128,7 @@ PATCHES: tuple[Patch, ...] = (
         name="AITER runner",
         target=f"{_RUNNER}:AiterRunnerCore.run",
         function=f"{_GLUE}:run",
+        since=FIRST_WITH_GPT_OSS,
         why="gate_mode and SiTUv2's betas are missing from some calls, the published output is not "
         "used, and kernels that bypass fused_moe read another layout",
     ),

@@ -68,7 +68,8 @@ def _open_mxfp4() -> None:
 
     mxfp4._use_aiter = mxfp4._is_hip = mxfp4._is_shuffle_moe_mxfp4 = True
     mxfp4._is_cpu = False
-    mxfp4.is_gfx95_supported = lambda: True
+    # mxfp_supported is its name up to 0.5.16.
+    mxfp4.is_gfx95_supported = mxfp4.mxfp_supported = lambda: True
     mxfp4.e8m0_shuffle = e8m0_shuffle
     for name in ("shuffle_weight", "shuffle_weight_a16w4", "shuffle_scale", "shuffle_scale_a16w4"):
         setattr(mxfp4, name, getattr(shuffle, name))

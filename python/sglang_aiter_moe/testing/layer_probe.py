@@ -7,6 +7,7 @@ release. Prints one line ``RESULT {json}``; the tests judge it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import traceback
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from sglang_aiter_moe.numerics.metrics import cosine, relative_error
 from sglang_aiter_moe.numerics.oracle import RawExperts, routed_moe
+from sglang_aiter_moe.srt.releases import FIRST
 from sglang_aiter_moe.testing import sglang_process
 from sglang_aiter_moe.testing.carrier_reference import CarrierReference
 
+INTERLEAVED = "SGLANG_USE_AITER_MOE_GU_ITLV"
 FLAGS = ("AITER_SITUV2_A8W4", "AITER_SITUV2_A4W4")
 MODES = {"A16W4": {}, "A8W4": {FLAGS[0]: "1"}, "A4W4": {FLAGS[1]: "1"}}
 #: A row whose last chosen and first rejected expert are this close may turn in bf16.
@@ -95,6 +99,32 @@ def probe_blocks(model_config: Any, path: Path, modes: dict) -> dict[str, Any]:
     return found
 
 
+def probe_unstated_limit(model_config: Any, path: Path) -> dict[str, Any]:
+    """gpt-oss whose config states no limit, for which AITER takes 7: both layouts, and what is sent.
+
+    Up to 0.5.23 SGLang sends ``gate_mode`` with a limit only (sglang#30993).
+    """
+    import aiter.fused_moe
+
+    real, sent = aiter.fused_moe.fused_moe, []
+
+    @functools.wraps(real)
+    def recorded(**call: Any) -> torch.Tensor:
+        sent.append(call.get("gate_mode"))
+        return real(**call)
+
+    config, found = model_config.hf_config, {}
+    limit, config.swiglu_limit = config.swiglu_limit, None
+    aiter.fused_moe.fused_moe = recorded
+    try:
+        for name, flags in {"interleave": {}, "separated": {INTERLEAVED: "0"}}.items():
+            found[name] = probe_blocks(model_config, path, {"A16W4": flags})["A16W4"]
+            found[name]["sent"] = sent[-1]
+    finally:
+        config.swiglu_limit, aiter.fused_moe.fused_moe = limit, real
+    return found
+
+
 def probe_flag_changes(model_config: Any, path: Path) -> dict[str, Any]:
     """A flag that changes after the load, and spellings that SGLang and AITER read differently."""
     with variables({}):
@@ -161,7 +191,7 @@ def fused_moe(raw: RawExperts, **fields: Any) -> torch.nn.Module:
         top_k=TOPK,
         params_dtype=torch.bfloat16,
         quant_config=Mxfp4Config(is_checkpoint_mxfp4_serialized=True),
-        gate_up_interleaved=False,
+        **{"gate_up_interleaved": False} if sglang_process.release() != "0.5.13" else {},
         **fields,
     )
     for expert in range(EXPERTS):
@@ -285,7 +315,7 @@ def probe_quant_info() -> dict[str, Any]:
         "is_moe_quant_info": isinstance(info, MoeQuantInfo),
         "module": type(info).__module__,
         "name": type(info).__qualname__,
-        "output": call.output,
+        "output": getattr(call, "output", "no such field"),
         "backend": call.runner_backend.value,
     }
 
@@ -357,23 +387,32 @@ def probe_doctor() -> list[str]:
 def main(checkpoints: Path, port: int) -> None:
     torch.set_num_threads(1)
     kimi, gpt_oss = checkpoints / "kimi", checkpoints / "gpt_oss"
-    config = sglang_process.become_single_rank(kimi, port)
-    gpt_oss_config = sglang_process.model_config_of(gpt_oss)
+    gpt_oss_alone = Version(sglang_process.release()) < Version(FIRST)
+    config = sglang_process.become_single_rank(gpt_oss if gpt_oss_alone else kimi, port)
+    gpt_oss_config = config if gpt_oss_alone else sglang_process.model_config_of(gpt_oss)
     probes: dict[str, Callable[[], Any]] = {
-        "kimi": lambda: probe_blocks(config, kimi, MODES),
         "gpt_oss": lambda: probe_blocks(gpt_oss_config, gpt_oss, {"A16W4": {}}),
-        "flags": lambda: probe_flag_changes(config, kimi),
-        "second_processing": lambda: probe_second_processing(config, kimi),
-        "silu": probe_silu,
-        "published_output": probe_published_output,
-        "refusals": probe_refusals,
-        "selector": probe_selector,
+        "unstated_limit": lambda: probe_unstated_limit(gpt_oss_config, gpt_oss),
         "quant_info": probe_quant_info,
-        "correction_bias": probe_correction_bias,
         "origin": probe_origin,
         "states": probe_states,
         "doctor": probe_doctor,
     }
+    if gpt_oss_alone:
+        probes["other_experts"] = lambda: error_of(
+            lambda: fused_moe(random_experts(), activation="silu")
+        )
+    else:
+        probes |= {
+            "kimi": lambda: probe_blocks(config, kimi, MODES),
+            "flags": lambda: probe_flag_changes(config, kimi),
+            "second_processing": lambda: probe_second_processing(config, kimi),
+            "silu": probe_silu,
+            "published_output": probe_published_output,
+            "refusals": probe_refusals,
+            "selector": probe_selector,
+            "correction_bias": probe_correction_bias,
+        }
     if os.environ.get("CARRIER_CONTROL") == "in_tree":
         del probes["states"], probes["doctor"]  # asking the plugin would put it in
     result: dict[str, Any] = {"release": sglang_process.release()}

@@ -18,10 +18,13 @@ from pathlib import Path
 LOCK = Path(__file__).with_name("sglang-cpu-lock.txt")
 PROJECT = Path(__file__).resolve().parents[3]
 TORCH = "torch==2.13.0"
+#: Carried for gpt-oss alone (``srt/releases.py``).
+GPT_OSS_RELEASES = ("0.5.13", "0.5.14", "0.5.15", "0.5.16")
 OTHER_RELEASES = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22")
-#: Directory below ``releases`` -> what is in it. The lock's transformers is too new up to 0.5.21.
-EXTRAS = {
-    "transformers-5.12.1": ["transformers==5.12.1", "huggingface_hub==1.33.0", "tokenizers==0.22.2"]
+#: Release -> the transformers that it pins; the lock's is too new up to 0.5.21.
+TRANSFORMERS = {
+    **dict.fromkeys(("0.5.13", "0.5.14"), "5.8.1"),
+    **dict.fromkeys(("0.5.15", "0.5.16", *OTHER_RELEASES[:5]), "5.12.1"),
 }
 
 
@@ -51,15 +54,24 @@ def build(
         _step("this project", [*pip, "--no-deps", "--editable", str(PROJECT)])
         (venv / ".project-installed").touch()
     folder = venv / "releases"
-    names = list(releases)
-    wanted_extras = EXTRAS if names else {}
-    for name, packages in {**{n: [f"sglang=={n}"] for n in names}, **wanted_extras}.items():
+    for name, packages in _beside(releases).items():
         if not (folder / name).is_dir():
             partial = folder / f"{name}.partial"
             shutil.rmtree(partial, ignore_errors=True)
             _step(name, [*pip, "--no-deps", "--no-compile", "--target", str(partial), *packages])
             partial.rename(folder / name)
     return interpreter
+
+
+def _beside(releases: Iterable[str]) -> dict[str, list[str]]:
+    """Directory below ``releases`` -> what is installed there."""
+    found = {}
+    for release in releases:
+        found[release] = [f"sglang=={release}"]
+        if version := TRANSFORMERS.get(release):
+            pins = ["huggingface_hub==1.33.0", "tokenizers==0.22.2"]
+            found[f"transformers-{version}"] = [f"transformers=={version}", *pins]
+    return found
 
 
 def _step(what: str, command: list[str]) -> None:
@@ -78,7 +90,7 @@ def main() -> None:
     parser.add_argument("--torch", default=TORCH, help="requirement for torch")
     parser.add_argument("--all-releases", action="store_true", help="and every supported release")
     options = parser.parse_args()
-    releases = OTHER_RELEASES if options.all_releases else ()
+    releases = (*GPT_OSS_RELEASES, *OTHER_RELEASES) if options.all_releases else ()
     print(build(options.venv.absolute(), torch=options.torch, releases=releases))
 
 

@@ -27,16 +27,12 @@ def become_single_rank(model_path: str | Path, port: int, **server_args: Any) ->
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    from sglang.srt import runtime_context
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
 
+    _allow_mxfp4()
     args = _server_args(model_path, **server_args)
-    publish = runtime_context.publish
-    if "ranks" in inspect.signature(publish).parameters:  # from 0.5.21
-        publish(args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0))
-    else:
-        publish(args, role="scheduler")
+    _publish(args)
     init_distributed_environment(
         backend="gloo",
         world_size=1,
@@ -54,6 +50,30 @@ def become_single_rank(model_path: str | Path, port: int, **server_args: Any) ->
     else:
         initialize_moe_config()
     return model_config
+
+
+def _allow_mxfp4() -> None:
+    """Up to 0.5.13 SGLang lists the quantization on CUDA and ROCm alone, later on every machine."""
+    from sglang.srt.layers.quantization import QUANTIZATION_METHODS
+    from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
+
+    QUANTIZATION_METHODS.setdefault("mxfp4", Mxfp4Config)
+
+
+def _publish(args: Any) -> None:
+    try:
+        from sglang.srt import runtime_context
+
+        publish = runtime_context.publish
+    except (ImportError, AttributeError):  # before 0.5.17
+        from sglang.srt.server_args import set_global_server_args_for_scheduler
+
+        set_global_server_args_for_scheduler(args)
+        return
+    if "ranks" in inspect.signature(publish).parameters:  # from 0.5.21
+        publish(args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0))
+    else:
+        publish(args, role="scheduler")
 
 
 def model_config_of(model_path: str | Path) -> Any:

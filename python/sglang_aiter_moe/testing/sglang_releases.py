@@ -13,15 +13,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sglang_aiter_moe.testing.sglang_environment import OTHER_RELEASES
+from sglang_aiter_moe.testing.sglang_environment import OTHER_RELEASES, TRANSFORMERS
 from sglang_aiter_moe.testing.sglang_process import RESULT
 from sglang_aiter_moe.testing.sglang_server import environment
 
 MAIN = "0.5.23"
 RELEASES = (*OTHER_RELEASES, MAIN)
-#: Up to 0.5.21 with the transformers release that they pin.
-OLD_TRANSFORMERS = "transformers-5.12.1"
-NEEDS_OLD_TRANSFORMERS = OTHER_RELEASES[:5]
 
 
 def search_path(release: str) -> str | None:
@@ -30,8 +27,8 @@ def search_path(release: str) -> str | None:
         return None
     folder = Path(sys.prefix) / "releases"
     names = [release]
-    if release in NEEDS_OLD_TRANSFORMERS:
-        names.append(OLD_TRANSFORMERS)
+    if release in TRANSFORMERS:
+        names.append(f"transformers-{TRANSFORMERS[release]}")
     missing = [name for name in names if not (folder / name).is_dir()]
     if missing:
         raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}: run `make test-sglang`")

@@ -12,6 +12,7 @@ import pytest
 
 from sglang_aiter_moe.testing.checkpoints import write_gpt_oss_checkpoint, write_kimi_checkpoint
 from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.sglang_environment import GPT_OSS_RELEASES
 from sglang_aiter_moe.testing.sglang_releases import MAIN, RELEASES, run_probe
 from sglang_aiter_moe.testing.sglang_server import free_port
 
@@ -24,6 +25,7 @@ RELEASED = (
     ("CARRIER_CONTROL", "released"),
 )
 with_release = pytest.mark.parametrize("release", RELEASES)
+with_gpt_oss = pytest.mark.parametrize("release", (*GPT_OSS_RELEASES, *RELEASES))
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +68,7 @@ def report(probes, request):
         getattr(item, "callspec", None) and item.callspec.params.get("release")
         for item in request.session.items
     }
-    for release in RELEASES:
+    for release in (*GPT_OSS_RELEASES, *RELEASES):
         if release in chosen:
             probes.start(release)
     return lambda release: probes.start(release).result()
@@ -78,7 +80,7 @@ def released(probes):
     return lambda release: probes.start(release, RELEASED).result()
 
 
-@with_release
+@with_gpt_oss
 def test_it_is_this_release(report, release):
     assert report(release)["release"] == release
 
@@ -91,10 +93,18 @@ def test_kimi_block_agrees_with_the_reference(report, release, mode):
     assert found["cosine"] > 0.9999 and found["relative_error"] < 0.012, found
 
 
-@with_release
+@with_gpt_oss
 def test_gpt_oss_block_agrees_with_the_reference(report, release):
     found = report(release)["gpt_oss"]["A16W4"]
     assert found["rows"] >= 15
+    assert found["cosine"] > 0.9999 and found["relative_error"] < 0.006, found
+
+
+@with_gpt_oss
+@pytest.mark.parametrize("layout", ["interleave", "separated"])
+def test_gate_mode_is_sent_without_a_limit_too(report, release, layout):
+    found = report(release)["unstated_limit"][layout]
+    assert found["sent"] == layout
     assert found["cosine"] > 0.9999 and found["relative_error"] < 0.006, found
 
 
@@ -161,14 +171,14 @@ def test_the_layout_selector_by_its_name_in_sglang(report, release):
     }
 
 
-@with_release
+@with_gpt_oss
 def test_quant_info_and_runner_input_keep_their_names_and_bases(report, release):
     assert report(release)["quant_info"] == {
         "gate_mode": "separated",
         "is_moe_quant_info": True,
         "module": "sglang.srt.layers.moe.moe_runner.aiter",
         "name": "AiterMoeQuantInfo",
-        "output": None,
+        "output": "no such field" if release in GPT_OSS_RELEASES else None,
         "backend": "aiter",
     }
 
@@ -215,7 +225,30 @@ def test_every_patch_is_in_force_or_says_why_not(report, release):
     assert not_needed == expected
 
 
-@with_release
+@pytest.mark.parametrize("release", GPT_OSS_RELEASES)
+def test_before_0_5_17_what_gpt_oss_needs_is_in_force_and_nothing_else(report, release):
+    states = {state["name"]: state for state in report(release)["states"]}
+    assert {name for name, state in states.items() if state["state"] == "in force"} == {
+        "self-check before the first MoE layer",
+        "MXFP4 plan and sizes",
+        "MXFP4 weight layout",
+        "MXFP4 activation",
+        "MXFP4 call",
+        "gate_mode and plan of a call",
+        "AITER runner",
+    }
+    assert {state["state"] for state in states.values()} == {"in force", "not needed"}
+    assert "gpt-oss" in states["correction bias in the wider dtype"]["reason"]
+
+
+@pytest.mark.parametrize("release", GPT_OSS_RELEASES)
+def test_before_0_5_17_other_mxfp4_experts_are_refused_at_load(report, release):
+    error = report(release)["other_experts"]
+    assert error["type"] == "ContractError"
+    assert release in error["text"] and "sglang>=0.5.17" in error["text"]
+
+
+@with_gpt_oss
 def test_doctor_lists_every_patch_with_its_state(report, release):
     found = report(release)
     for state in found["states"]:
@@ -224,6 +257,16 @@ def test_doctor_lists_every_patch_with_its_state(report, release):
 
 
 # --- without the patches the same checks fail ----------------------------------------------------
+
+
+@pytest.mark.parametrize("release", ["0.5.13", "0.5.16", "0.5.19", MAIN])
+def test_released_gpt_oss_without_a_limit_is_noise(released, release):
+    found = released(release)
+    assert found["states"] == []
+    assert found["gpt_oss"]["A16W4"]["cosine"] > 0.999
+    unstated = found["unstated_limit"]
+    assert unstated["interleave"]["sent"] is None and unstated["interleave"]["cosine"] < 0.5
+    assert unstated["separated"]["cosine"] > 0.999  # AITER's default
 
 
 @pytest.mark.parametrize("release", [MAIN, "0.5.19"])

@@ -159,7 +159,7 @@ def test_a_module_imported_after_the_check_is_refused_there_and_at_the_next_laye
         build()
 
 
-@pytest.mark.parametrize("version", ["0.5.16", "0.5.24", "0.5.23.post1", "0.6.0.dev1"])
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.24", "0.5.23.post1", "0.6.0.dev1"])
 def test_an_untested_release_is_refused_unless_allowed(stand_in, monkeypatch, version):
     stand_in.__version__ = version
     plugin.register()
@@ -173,7 +173,7 @@ def test_an_untested_release_is_refused_unless_allowed(stand_in, monkeypatch, ve
     assert build().size == ("patched", 2)
 
 
-@pytest.mark.parametrize("version", ["0.5.17", "0.5.23", "0.5.20+rocm700"])
+@pytest.mark.parametrize("version", ["0.5.13", "0.5.17", "0.5.23", "0.5.20+rocm700"])
 def test_the_tested_releases_are_accepted(stand_in, version):
     stand_in.__version__ = version
     assert plugin.release_problem() is None

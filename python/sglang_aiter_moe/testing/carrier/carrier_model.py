@@ -16,7 +16,10 @@ import sys
 from collections.abc import Iterable
 
 import torch
-from sglang.srt.distributed import tensor_model_parallel_all_reduce
+from sglang.srt.distributed import (
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
 from sglang.srt.layers.logits_processor import LogitsProcessor
@@ -24,7 +27,6 @@ from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.model_loader.weight_utils import default_weight_loader
-from sglang.srt.runtime_context import get_parallel
 from torch import nn
 
 
@@ -33,7 +35,7 @@ class CarrierAttention(nn.Module):
 
     def __init__(self, config, layer_id: int) -> None:
         super().__init__()
-        self.local_heads = config.num_attention_heads // get_parallel().tp_size
+        self.local_heads = config.num_attention_heads // get_tensor_model_parallel_world_size()
         self.head_dim = config.head_dim
         self.qkv_proj = QKVParallelLinear(
             config.hidden_size,
@@ -91,7 +93,9 @@ class CarrierLayer(nn.Module):
         self.mlp = _BLOCKS[config.carrier_block](config, layer_id, quant_config, f"{prefix}.mlp")
         # SGLang 0.5.22 dropped the argument from KimiK3MoE.forward.
         self.mlp_takes_batch = "forward_batch" in inspect.signature(self.mlp.forward).parameters
-        self.mlp_is_partial = get_parallel().tp_size > 1 and _returns_partial_sums(self.mlp)
+        self.mlp_is_partial = get_tensor_model_parallel_world_size() > 1 and _returns_partial_sums(
+            self.mlp
+        )
 
     def forward(self, hidden_states: torch.Tensor, forward_batch) -> torch.Tensor:
         attended = self.self_attn(self.input_layernorm(hidden_states), forward_batch)

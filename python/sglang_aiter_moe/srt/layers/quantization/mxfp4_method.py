@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from sglang_aiter_moe.contract.capabilities import Capabilities
 from sglang_aiter_moe.contract.plan import MoePlan, plan_moe
@@ -39,6 +40,7 @@ from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import (
     guarded,
     weights_of,
 )
+from sglang_aiter_moe.srt.releases import FIRST
 
 #: Where a layer keeps its plan from its construction on; ``mxfp4.PLAN`` says that it is laid out.
 PLANNED = "aiter_moe_planned"
@@ -143,6 +145,7 @@ def create_weights(
         ContractError: AITER would refuse, crash on, or compute this layer wrong. At load, not at the
             first request.
     """
+    _refuse_what_older_releases_load_wrong(layer)
     # gpt-oss's loader shards whole MX blocks: 2880 on 4 ranks is 736 columns, not 720.
     columns = -(-intermediate_size_per_partition // BLOCK) * BLOCK
     plan = plan_moe(spec_of(layer, hidden_size, columns, with_bias), target())
@@ -154,6 +157,21 @@ def create_weights(
     method.intermediate_size_per_partition = plan.padded_intermediate_size
     method.intermediate_pad = plan.intermediate_pad
     _allocate(layer, plan, with_bias, attributes)
+
+
+def _refuse_what_older_releases_load_wrong(layer: Any) -> None:
+    import sglang
+
+    if Version(Version(sglang.__version__).public) >= Version(FIRST):
+        return
+    config = layer.moe_runner_config
+    if activation_of(config) is not Activation.SWIGLU:
+        raise ContractError(
+            f"layer {layer.layer_id} has MXFP4 experts with activation {config.activation!r}, and SGLang "
+            f"{sglang.__version__} loads MXFP4 experts as gpt-oss stores them and no other way",
+            allowed=f"gpt-oss (SwiGLU with an alpha), or SGLang {FIRST} and newer",
+            fix=f"pip install 'sglang>={FIRST}'",
+        )
 
 
 def _allocate(layer: Any, plan: MoePlan, with_bias: bool, attributes: dict[str, Any]) -> None:

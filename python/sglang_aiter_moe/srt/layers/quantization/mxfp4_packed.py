@@ -123,7 +123,10 @@ def filling(layer: Any, name: str, loader: Callable[..., Any]) -> Callable[..., 
 
 
 def _model_path() -> str:
-    from sglang.srt.runtime_context import get_server_args
+    try:
+        from sglang.srt.runtime_context import get_server_args
+    except ImportError:  # up to 0.5.14
+        from sglang.srt.server_args import get_global_server_args as get_server_args
 
     return str(get_server_args().model_path)
 
