@@ -4,8 +4,8 @@
 The kernel is a no-op with the signature of ``aiter.fused_moe``, so that only Python is measured. Rounds
 of both runners alternate in one process; each round gives one ratio patched / upstream, and the median
 over the rounds is reported with the spread. A ratio of at most 1.0 means no overhead added; the exit
-status says whether that holds for every layer with a plan. Layers without one are handed to SGLang's own
-runner, to which a wrapper can only add.
+status says whether that holds for every layer. Those without a plan are handed to SGLang's own runner,
+whose look-up of AITER's quant type is kept from the call before.
 
     python benchmark/host_overhead.py                          # SGLang of this environment
     python benchmark/host_overhead.py --sglang-path DIR        # an unpacked wheel of another release
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -77,12 +78,12 @@ def install_noop_aiter() -> None:
         SEPARATED = SimpleNamespace(value="separated")
         INTERLEAVE = SimpleNamespace(value="interleave")
 
-    for name in ("aiter", "aiter.fused_moe", "aiter.ops", "aiter.ops.flydsl"):
-        sys.modules[name] = types.ModuleType(name)
-    common = sys.modules["aiter.ops.flydsl.moe_common"] = types.ModuleType(
-        "aiter.ops.flydsl.moe_common"
-    )
-    common.GateMode = GateMode
+    packages = ("aiter", "aiter.ops", "aiter.ops.flydsl")
+    for name in (*packages, "aiter.fused_moe", "aiter.ops.flydsl.moe_common"):
+        # As the import system makes them: an import statement is slower for a module without a spec.
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=name in packages)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.modules["aiter.ops.flydsl.moe_common"].GateMode = GateMode
     sys.modules["aiter"].__dict__.update(ActivationType=ActivationType, QuantType=QuantType)
     sys.modules["aiter.fused_moe"].fused_moe = noop_fused_moe
 
@@ -185,11 +186,16 @@ def patched_like_the_plugin(upstream: Any) -> Any:
     """SGLang's names with the plugin's runner behind them, as they are in a patched process."""
     from sglang_aiter_moe.patches import glue
 
-    original = upstream.AiterRunnerCore.run
+    released = upstream.AiterRunnerCore.run
+    # The same code with names of its own, so that the released function keeps looking its own up.
+    names = dict(vars(upstream))
+    original = types.FunctionType(
+        released.__code__, names, released.__name__, released.__defaults__, released.__closure__
+    )
+    names["_aiter_quant_type"] = glue.quant_type(upstream._aiter_quant_type)
 
     class AiterRunnerCore(upstream.AiterRunnerCore):
-        def run(self, runner_input, quant_info, running_state, hooks=None):
-            return glue.run(original, self, runner_input, quant_info, running_state, hooks)
+        run = glue.run(original)
 
     class AiterRunnerInput(upstream.AiterRunnerInput):
         output = None  # a field from SGLang 0.5.22 on
@@ -203,13 +209,13 @@ def patched_like_the_plugin(upstream: Any) -> Any:
 
 
 def seconds(call: tuple[Any, Any, Any, dict], calls: int) -> float:
-    """Wall time of ``calls`` calls of ``run``."""
+    """Processor time of ``calls`` calls of ``run``: what other processes take is not counted."""
     core, runner_input, info, state = call
     run = core.run
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(calls):
         run(runner_input, info, state)
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def measure(upstream: Any, patched: Any, rounds: int, calls: int) -> dict[str, float]:
@@ -252,10 +258,10 @@ def main() -> int:
         "--sglang-path", help="folder that holds the package sglang, e.g. an unpacked wheel"
     )
     parser.add_argument(
-        "--rounds", type=int, default=40, help="pairs of rounds (default: %(default)s)"
+        "--rounds", type=int, default=200, help="pairs of rounds (default: %(default)s)"
     )
     parser.add_argument(
-        "--calls", type=int, default=2000, help="calls a round (default: %(default)s)"
+        "--calls", type=int, default=200, help="calls a round (default: %(default)s)"
     )
     parser.add_argument("--json", help="write the results to this file, or - for standard output")
     args = parser.parse_args()
@@ -294,8 +300,7 @@ def main() -> int:
             sys.stdout.write(out)
         else:
             Path(args.json).write_text(out)
-    planned = [case.name for case in CASES if case.plan is not None]
-    return 0 if all(results[name]["ratio"] <= 1.0 for name in planned) else 1
+    return 0 if all(row["ratio"] <= 1.0 for row in results.values()) else 1
 
 
 if __name__ == "__main__":

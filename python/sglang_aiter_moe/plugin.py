@@ -17,6 +17,7 @@ from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
+from sglang_aiter_moe.entry import PluginStop
 from sglang_aiter_moe.errors import PatchError
 from sglang_aiter_moe.patches.in_tree import in_tree
 from sglang_aiter_moe.patches.install import install, uninstall, verify
@@ -39,12 +40,8 @@ _registered = False
 _checked = False
 
 
-class PluginStop(SystemExit):
-    """Leaves through SGLang's plugin loader, which catches every ``Exception`` and serves on."""
-
-
 def register() -> None:
-    """The entry point ``aiter_moe`` of group ``sglang.srt.plugins``. Idempotent; touches no GPU.
+    """What the entry point ``aiter_moe`` calls (``entry.py``). Idempotent; touches no GPU.
 
     Modules that are imported are patched now, the others when they are.
     """
@@ -58,8 +55,8 @@ def register() -> None:
     applied, problem = in_tree()
     problem = problem or release_problem() or backend_problem()
     backend = "inert" if problem else resolve_backend()[0]
-    if backend == "portable":
-        _install_portable()
+    if backend == "portable" and (problem := portable_problem()):
+        backend = "inert"
     guard = State(GUARD)
     _states.extend((guard, *(State(patch) for patch in PATCHES)))
     for state in _states[1:]:
@@ -158,12 +155,16 @@ def _sglang_runs_on_cpu() -> bool:
     return os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1"
 
 
-def _install_portable() -> None:
-    """Registers portable as ``aiter``, unless the caller of this process has already chosen one."""
+def portable_problem() -> str | None:
+    """Registers portable as ``aiter``, unless this process has one; why it cannot, None if it can."""
     from sglang_aiter_moe import portable
 
-    if not portable.is_portable(sys.modules.get("aiter")):
-        portable.install(a16w4_kernel=os.environ.get(A16W4_KERNEL, "separated"))
+    try:
+        if not portable.is_portable(sys.modules.get("aiter")):
+            portable.install(a16w4_kernel=os.environ.get(A16W4_KERNEL, "separated"))
+    except Exception as error:  # a real AITER, a word that is no layout: the reason of the refusal
+        return f"the portable AITER cannot be registered: {error}"
+    return None
 
 
 # --- the self-check --------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from sglang_aiter_moe.srt.layers import zero_copy_context
 from sglang_aiter_moe.srt.layers.moe import topk as bias_policy
 from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter as runner
 from sglang_aiter_moe.srt.layers.quantization import mxfp4_method
@@ -65,25 +67,51 @@ def apply(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
     return (mxfp4_method.apply if ours else original)(method, layer, dispatch_output)
 
 
-def run(
-    original: Any,
-    core: Any,
-    runner_input: Any,
-    quant_info: Any,
-    running_state: dict,
-    hooks: Any = None,
-) -> Any:
+def run(original: Callable[..., Any]) -> Callable[..., Any]:
     """``AiterRunnerCore.run``: layers with a plan or a stated ``gate_mode`` by it, all others as SGLang calls them.
 
-    The published output buffer is returned in both cases.
+    The published output buffer is returned in both cases. Every MoE layer of a server passes here at every
+    step, whatever its weights are: hence one frame around SGLang's function, and :func:`quant_type`.
     """
-    if runner.is_stated(quant_info):
-        output_class, extras = _of_this_release()
-        return output_class(
-            runner.compute(core.config, runner_input, quant_info, running_state, extras=extras)
-        )
-    output = original(core, runner_input, quant_info, running_state, hooks)
-    return runner.delivered(output, runner_input)
+
+    @functools.wraps(original)
+    def patched(
+        core: Any, runner_input: Any, quant_info: Any, running_state: dict, hooks: Any = None
+    ) -> Any:
+        if runner.is_stated(quant_info):
+            output_class, extras = _of_this_release()
+            return output_class(
+                runner.compute(core.config, runner_input, quant_info, running_state, extras=extras)
+            )
+        output = original(core, runner_input, quant_info, running_state, hooks)
+        return runner.delivered(output, runner_input) if is_published() else output
+
+    is_published = zero_copy_context.is_published
+    return patched
+
+
+def quant_type(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``_aiter_quant_type``: SGLang imports AITER's enum at every call, here the answer is kept.
+
+    Another ``aiter`` in this process gives other answers.
+    """
+    known: dict[Any, Any] = {}
+    package = None
+
+    @torch.compiler.assume_constant_result
+    @functools.wraps(original)
+    def patched(quant_type: Any) -> Any:
+        nonlocal package
+        aiter = sys.modules.get("aiter")
+        if aiter is not package:
+            known.clear()
+            package = aiter
+        found = known.get(quant_type._value_)  # an Enum member's own hash is a Python function
+        if found is None:
+            found = known[quant_type._value_] = original(quant_type)
+        return found
+
+    return patched
 
 
 @functools.cache

@@ -1,12 +1,15 @@
 """The plugin's decisions and its self-check, on a stand-in for SGLang."""
 
+import ast
 import dataclasses
 import importlib
+import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from sglang_aiter_moe import entry as entry_point
 from sglang_aiter_moe import plugin
 from sglang_aiter_moe.errors import PatchError
 from sglang_aiter_moe.patches.model import How, Patch, Status
@@ -209,6 +212,60 @@ def test_portable_registers_itself_as_aiter_and_keeps_the_callers_choice(stand_i
         assert portable.is_portable(sys.modules["aiter"])
     finally:
         portable.uninstall()
+
+
+@pytest.mark.parametrize("cause", ["kernel", "real AITER"])
+def test_a_portable_that_cannot_be_registered_stops_the_first_moe_layer(
+    stand_in, monkeypatch, tmp_path, cause
+):
+    """And not the plugin alone: SGLang would log that and serve on."""
+    from sglang_aiter_moe import portable
+
+    monkeypatch.setenv(plugin.BACKEND, "portable")
+    if cause == "kernel":
+        monkeypatch.setenv(plugin.A16W4_KERNEL, "sideways")
+    else:
+        (tmp_path / "aiter" / "ops").mkdir(parents=True)
+        for path in ("__init__.py", "ops/__init__.py", "ops/shuffle.py"):
+            (tmp_path / "aiter" / path).write_text("")
+    plugin.register()
+    with pytest.raises(PatchError, match="portable AITER"):
+        build()
+    assert not portable.is_portable(sys.modules.get("aiter"))
+
+
+def sglangs_loader(register):
+    """What SGLang's ``load_plugins`` does with one plugin."""
+    try:
+        register()
+    except Exception:
+        return "logged, and served on"
+    return "executed"
+
+
+@pytest.mark.parametrize("error", [ImportError("no module named packaging"), RuntimeError("bug")])
+def test_a_broken_plugin_leaves_through_sglangs_loader(monkeypatch, error):
+    def broken():
+        raise error
+
+    monkeypatch.setattr(plugin, "register", broken)
+    monkeypatch.delenv(plugin.ENABLE, raising=False)
+    assert sglangs_loader(plugin.register) == "logged, and served on"
+    with pytest.raises(SystemExit, match=str(error)):
+        sglangs_loader(entry_point.register)
+    monkeypatch.setenv(plugin.ENABLE, "0")
+    assert sglangs_loader(entry_point.register) == "executed"
+
+
+def test_the_entry_point_imports_nothing_that_can_be_missing():
+    """Its module is imported outside of its own net."""
+    code = (
+        "import sys; before = set(sys.modules); import sglang_aiter_moe.entry; "
+        "print([n for n in set(sys.modules) - before if n.partition('.')[0] not in sys.stdlib_module_names])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = ast.literal_eval(done.stdout)
+    assert set(loaded) == {"sglang_aiter_moe", "sglang_aiter_moe.entry"}
 
 
 def test_inspect_states_shows_a_broken_patch_instead_of_raising(stand_in, monkeypatch):

@@ -116,10 +116,10 @@ def test_a_stated_gate_mode_reaches_aiter_through_the_patched_runner(upstream):
     core = upstream.AiterRunnerCore(config_class()(activation="silu"))
     runner_input, info = make_input(upstream, "PER_1X32"), make_info(upstream, "PER_1X32")
     fields = {f.name: getattr(info, f.name) for f in dataclasses.fields(info)}
-    run = upstream.AiterRunnerCore.run
+    run = glue.run(upstream.AiterRunnerCore.run)
     with fake_aiter.installed() as fake:
-        glue.run(run, core, runner_input, cls(**fields), {})
-        glue.run(run, core, runner_input, cls(**fields, gate_mode="interleave"), {})
+        run(core, runner_input, cls(**fields), {})
+        run(core, runner_input, cls(**fields, gate_mode="interleave"), {})
         assert [call.get("gate_mode") for call in fake.calls] == [None, "interleave"]
 
 
