@@ -220,7 +220,7 @@ def compute(
         check_planned_input(runner_input, plan)
         plan.check_still_holds()
 
-    quant_type = runner_input.quant_type.value
+    quant_type = runner_input.quant_type._value_  # .value is a Python property
     activation = activation_name(config, plan)
     aiter_api.refresh(activation, quant_type)
     api = aiter_api.current()
@@ -322,10 +322,12 @@ def _output_buffer(
     runner_input: AiterRunnerInput, quant_info: AiterMoeQuantInfo
 ) -> torch.Tensor | None:
     """Where the result has to be: the input's ``output``, else what a caller has published."""
+    output = getattr(runner_input, "output", None)  # from SGLang 0.5.22
+    if output is None and not zero_copy_context.is_published():
+        return None
     hidden_states = runner_input.hidden_states
     tokens, width = hidden_states.shape[0], quant_info.w2_weight.shape[1]
     dtype = runner_input.output_dtype or hidden_states.dtype
-    output = getattr(runner_input, "output", None)  # from SGLang 0.5.22
     if output is not None:
         if output.dtype != dtype or tuple(output.shape) != (tokens, width):
             raise ContractError(

@@ -106,7 +106,7 @@ def activation_name(config: Any, plan: Any) -> str:
         ContractError: an activation that AITER does not have, or constants that its kernels do not.
     """
     if plan is not None:
-        return plan.spec.activation.value
+        return plan.spec.activation._value_  # .value is a Python property
     name = config.activation
     if name not in ACTIVATION_TYPES:
         raise ContractError(
