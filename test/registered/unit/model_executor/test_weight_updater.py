@@ -219,6 +219,19 @@ def test_a_failed_update_of_experts_alone_leaves_the_others_out(updater):
     mxfp4.moe_quant_info(updater.experts)
 
 
+@pytest.mark.parametrize("staging", ["none", "host"])
+def test_a_failure_before_the_first_write_costs_nothing(updater, monkeypatch, staging):
+    monkeypatch.setenv(mxfp4_reload.STAGING, staging)
+
+    def unknown_format(*_):
+        raise NotImplementedError("Unknown load_format")
+
+    tensors = [*sent(), (GATE, torch.zeros(2, 2))]
+    success, message = weight_updater.from_tensor(unknown_format, updater, tensors, "odd")
+    assert not success and "Unknown load_format" in message and updater.unchanged
+    mxfp4.moe_quant_info(updater.experts)
+
+
 def test_an_update_that_writes_around_the_loaders_fails(updater):
     """A custom loader, with views that it took long before."""
     view = updater.experts.w13_weight.data

@@ -2,8 +2,9 @@
 
 SGLang's loaders for these are its own, and a failed update may leave them half-way. With
 ``SGLANG_AITER_MOE_RELOAD_STAGING=host`` they are copied to the host before the first write and put back. Without
-copies the names that the failed update carried stay open: every MoE layer of the model refuses calls, and the
-scales of the first are NaN for captured graphs, until later updates have brought each of those tensors again.
+copies, and if a checksum says that any of them has changed, the names that the failed update carried stay open:
+every MoE layer of the model refuses calls, and the scales of the first are NaN for captured graphs, until later
+updates have brought each of those tensors again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from sglang_aiter_moe.checkpoint.names import parse
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_layer_weights import LayerWeights, staging
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_watch import checksum
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class Others:
         self.pending: set[str] = set()
         self._names: set[str] = set()
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._sums: list[tuple[torch.Tensor, str]] | None = None
 
     @classmethod
     def of(cls, model: Any) -> Others:
@@ -54,10 +57,15 @@ class Others:
         """
         others = {name for name in names if parse(name) is None} if names else {UNNAMED}
         self._names |= others
-        if others and self._copies is None and staging() == "host":
-            ours = {id(p) for state in states for p in state.layer.parameters(recurse=False)}
-            tensors = [*_tensors(model, "named_parameters"), *_tensors(model, "named_buffers")]
-            self._copies = [(t, t.to("cpu", copy=True)) for key, t in tensors if key not in ours]
+        if not others or self._copies is not None or self._sums is not None:
+            return
+        ours = {id(p) for state in states for p in state.layer.parameters(recurse=False)}
+        found = [*_tensors(model, "named_parameters"), *_tensors(model, "named_buffers")]
+        tensors = [t for key, t in found if key not in ours and not t.is_meta]
+        if staging() == "host":
+            self._copies = [(tensor, tensor.to("cpu", copy=True)) for tensor in tensors]
+        else:
+            self._sums = [(tensor, checksum(tensor)) for tensor in tensors]
 
     def succeeded(self, states: Iterable[LayerWeights], *, whole: bool) -> None:
         """An update has been written.
@@ -79,7 +87,7 @@ class Others:
             for tensor, copy in self._copies:
                 tensor.copy_(copy)
             logger.warning("the failed update is undone outside the experts too: %s", reason)
-        elif self._names:
+        elif self._sums is not None and any(checksum(t) != known for t, known in self._sums):
             self.pending |= self._names
             some = ", ".join(sorted(self.pending)[:3])
             what = f"{reason}; {len(self.pending)} tensors beside the experts are open: {some}"
@@ -89,7 +97,7 @@ class Others:
 
     def end(self) -> None:
         """The update, or the session, is over."""
-        self._copies = None
+        self._copies = self._sums = None
         self._names = set()
 
 
