@@ -213,13 +213,23 @@ def _way_out() -> str:
 
 def guard_first_moe_layer(original, self, *args, **kwargs):
     """Around ``FusedMoE.__init__``: every process that builds a model passes here."""
-    global _checked
-    if not _checked:
-        self_check()
-        _checked = True
-        summary = ", ".join(f"{count} {status}" for status, count in _count().items() if count)
-        logger.info("sglang-aiter-moe: %s (process %d)", summary, os.getpid())
+    check_once()
     return original(self, *args, **kwargs)
+
+
+def check_once() -> None:
+    """The self-check, unless this process has passed it.
+
+    Raises:
+        PatchError: as :func:`self_check`.
+    """
+    global _checked
+    if _checked:
+        return
+    self_check()
+    _checked = True
+    summary = ", ".join(f"{count} {status}" for status, count in _count().items() if count)
+    logger.info("sglang-aiter-moe: %s (process %d)", summary, os.getpid())
 
 
 def _count() -> dict[str, int]:

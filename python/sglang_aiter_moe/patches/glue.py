@@ -44,7 +44,14 @@ def _named_like(original: type, cls: type) -> type:
 
 
 def create_weights(original: Any, method: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """``Mxfp4MoEMethod.create_weights``: ours for layers that run through AITER."""
+    """``Mxfp4MoEMethod.create_weights``: ours for layers that run through AITER.
+
+    A second place for the self-check: the guard is gone where its module was imported again, or another
+    plugin puts its own class in place of ``FusedMoE``.
+    """
+    from sglang_aiter_moe import plugin
+
+    plugin.check_once()
     ours = mxfp4_method.takes_aiter_path(method)
     (mxfp4_method.create_weights if ours else original)(method, layer, *args, **kwargs)
 

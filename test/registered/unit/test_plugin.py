@@ -12,6 +12,7 @@ import pytest
 from sglang_aiter_moe import entry as entry_point
 from sglang_aiter_moe import plugin
 from sglang_aiter_moe.errors import PatchError
+from sglang_aiter_moe.patches import glue
 from sglang_aiter_moe.patches.model import How, Patch, Status
 from sglang_aiter_moe.patches.table import GUARD, PATCHES
 from sglang_aiter_moe.testing.registration import register_cpu_ci
@@ -135,6 +136,22 @@ def test_a_patch_that_somebody_undoes_stops_the_first_moe_layer(stand_in):
     module.add = lambda a, b: a + b
     with pytest.raises(PatchError, match="replaced"):
         build()
+
+
+def test_a_module_that_was_imported_again_stops_the_first_moe_layer(stand_in):
+    plugin.register()
+    importlib.reload(importlib.import_module("sglang.stand_in"))
+    with pytest.raises(PatchError, match="replaced"):
+        build()
+
+
+def test_without_the_guard_the_first_mxfp4_layer_is_stopped(stand_in):
+    """Its module was imported again, so nothing is around FusedMoE any more."""
+    plugin.register()
+    build_without_guard = importlib.reload(importlib.import_module(LAYER)).FusedMoE
+    assert build_without_guard(1).size == ("patched", 2)
+    with pytest.raises(PatchError, match="FusedMoE.__init__"):
+        glue.create_weights(None, None, None)
 
 
 def test_a_missing_guard_leaves_through_the_plugin_loader(stand_in, monkeypatch):
