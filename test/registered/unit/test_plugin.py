@@ -150,7 +150,7 @@ def test_without_the_guard_the_first_mxfp4_layer_is_stopped(stand_in):
     plugin.register()
     build_without_guard = importlib.reload(importlib.import_module(LAYER)).FusedMoE
     assert build_without_guard(1).size == ("patched", 2)
-    with pytest.raises(PatchError, match="FusedMoE.__init__"):
+    with pytest.raises(PatchError, match=r"FusedMoE\.__init__"):
         glue.create_weights(None, None, None)
 
 

@@ -226,12 +226,15 @@ def _check_planned(quant_info: Any, plan: Any) -> None:
         raise _not_planned("b2", spec)
     if quant_info.doweight_stage1 and not spec.doweight_stage1:
         raise _not_planned("doweight_stage1", spec)
-    for name in ("hidden_pad", "intermediate_pad"):
-        given, planned = getattr(quant_info, name), getattr(plan, name)
-        if given and given != planned:
-            raise _two_writers(
-                "the layer's plan", f"{name}={planned}", "AiterMoeQuantInfo", f"{name}={given}"
-            )
+    if quant_info.hidden_pad and quant_info.hidden_pad != plan.hidden_pad:
+        raise _other_pad("hidden_pad", quant_info, plan)
+    if quant_info.intermediate_pad and quant_info.intermediate_pad != plan.intermediate_pad:
+        raise _other_pad("intermediate_pad", quant_info, plan)
+
+
+def _other_pad(name: str, quant_info: Any, plan: Any) -> ContractError:
+    given, planned = f"{name}={getattr(quant_info, name)}", f"{name}={getattr(plan, name)}"
+    return _two_writers("the layer's plan", planned, "AiterMoeQuantInfo", given)
 
 
 def _not_planned(name: str, spec: Any) -> ContractError:
