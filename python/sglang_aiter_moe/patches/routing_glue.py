@@ -151,6 +151,6 @@ def situ_routing_bias(original: Any, method: Any, layer: Any, dispatch_output: A
         layer_id = getattr(layer, "layer_id", None)
         dispatch_output = dispatch_output._replace(topk_output=output.to_standard(layer_id))
     else:
-        owner = bias_policy.correction_bias_of(config)
-        layer._situ_routing_bias_bf16 = owner.as_dtype(bias, torch.bfloat16)
+        # The parameter itself: where only this patch acts, nothing would bring a copy up to date.
+        layer._situ_routing_bias_bf16 = bias.to(torch.bfloat16)
     return original(method, layer, dispatch_output)

@@ -25,7 +25,7 @@ class Case:
     """A call of ``biased_topk``.
 
     ``rows``: "random", "special" (NaN and Inf), "wild" (these in logits and bias, at random), "ties" (all equal),
-    "offset" (fp32 bias around 7); "saturated", "near-ties", "deep" and "masked" are explained in ``inputs``.
+    "offset" (fp32 bias around 7); "saturated", "near-ties", "balanced", "deep" and "masked" are explained in ``inputs``.
     ``layout``: "dense", "front" (a slice of a wider matrix, as K3's fused front makes), "transposed".
     """
 
@@ -77,6 +77,16 @@ CASES: dict[str, Case] = {
         Case("saturated-groups-tie", 64, 6, tokens=3, groups=16, kept=5, rows="saturated"),
         Case("near-ties", 384, 8, tokens=4, rows="near-ties"),
         Case("near-ties-in-groups", 256, 8, tokens=4, groups=8, kept=4, rows="near-ties"),
+        Case("balanced", 96, 8, tokens=8, rows="balanced", per_token_bias=True),
+        Case(
+            "balanced-in-groups",
+            *(64, 8),
+            tokens=8,
+            groups=8,
+            kept=4,
+            rows="balanced",
+            per_token_bias=True,
+        ),
         Case("float64", 64, 6, logits="float64", bias="float64", rows="near-ties"),
         Case("float64-bias", 64, 6, bias="float64", rows="near-ties"),
         Case("deep", 64, 6, rows="deep"),
@@ -127,6 +137,11 @@ def inputs(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     elif case.rows == "near-ties":  # apart by less than float32 resolves around 7
         logits = torch.randn(shape, generator=generator, dtype=torch.float64) * 1e-7
         bias = 7 + torch.randint(0, 3, bias_shape, generator=generator).double() * 2.0**-30
+    elif (
+        case.rows == "balanced"
+    ):  # every choice is 0.3 but for the last bits, which float32 gets wrong
+        logits = torch.randn(shape, generator=generator) * 2
+        bias = (0.3 - logits.double().sigmoid()).float()
     elif case.rows == "deep":  # scores that vanish in float32
         logits = -60 - 60 * torch.rand(shape, generator=generator)
         bias = torch.zeros(bias_shape)

@@ -21,7 +21,7 @@ from sglang_aiter_moe.testing.routing_graphs import (
     replay_after_change,
 )
 
-register_cpu_ci(est_time=60, suite="base-a-test-cpu")
+register_cpu_ci(est_time=120, suite="base-a-test-cpu")
 register_cuda_ci(est_time=60, stage="base-a", runner_config="1-gpu-small")
 
 pytest.importorskip("triton")
