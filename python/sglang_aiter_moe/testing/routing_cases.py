@@ -25,7 +25,7 @@ class Case:
     """A call of ``biased_topk``.
 
     ``rows``: "random", "special" (NaN and Inf), "wild" (these in logits and bias, at random), "ties" (all equal),
-    "offset" (fp32 bias around 7); "saturated", "near-ties", "balanced", "deep" and "masked" are explained in ``inputs``.
+    "offset" (fp32 bias around 7); ``inputs`` explains "saturated", "near-ties", "balanced", "deep" and "masked".
     ``layout``: "dense", "front" (a slice of a wider matrix, as K3's fused front makes), "transposed".
     """
 
