@@ -143,6 +143,7 @@ class PlannedExperts:
         target: where this runs.
         device: of the tensors.
         wrong_layout: lay w13 out as the plan did not say, and call as it did.
+        ranks: tensor-parallel size that ``raw`` is one rank's share of.
     """
 
     def __init__(
@@ -153,12 +154,13 @@ class PlannedExperts:
         device: str | torch.device = "cpu",
         *,
         wrong_layout: bool = False,
+        ranks: int = 1,
     ) -> None:
         from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import AiterRunnerCore
         from sglang_aiter_moe.srt.layers.quantization.mxfp4 import mark_prepared, prepare_weights
 
         self.shape = shape
-        self.plan: MoePlan = plan_moe(layer_spec(shape), target)
+        self.plan: MoePlan = plan_moe(layer_spec(shape, ranks), target)
         self.layers = []
         for experts in raw:
             module = _module(experts, device)
@@ -203,6 +205,16 @@ class PlannedExperts:
         )
         out = self.core.run(call, info, {}).hidden_states
         return out[:, : x.shape[1]].to(x.dtype)
+
+
+class SummedRanks:
+    """Tensor parallelism in one process: the ranks' results, added as an all-reduce adds them."""
+
+    def __init__(self, ranks: list[PlannedExperts]) -> None:
+        self.ranks, self.plan = ranks, ranks[0].plan
+
+    def __call__(self, *arguments) -> torch.Tensor:
+        return torch.stack([rank(*arguments) for rank in self.ranks]).sum(0)
 
 
 def _module(raw: RawExperts, device: str | torch.device) -> nn.Module:

@@ -13,17 +13,19 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sglang_aiter_moe import portable
-from sglang_aiter_moe.checkpoint.files import Checkpoint
+from sglang_aiter_moe.checkpoint.files import Checkpoint, Layer
+from sglang_aiter_moe.checkpoint.rank import rank_tensors
 from sglang_aiter_moe.contract.capabilities import Capabilities
 from sglang_aiter_moe.contract.spec import Target
 from sglang_aiter_moe.miniature import task
-from sglang_aiter_moe.miniature.experts import OracleExperts, PlannedExperts
+from sglang_aiter_moe.miniature.experts import OracleExperts, PlannedExperts, layer_spec
 from sglang_aiter_moe.miniature.model import GPT_OSS, KIMI, Experts, Miniature, Shape
 from sglang_aiter_moe.numerics.oracle import RawExperts
 from sglang_aiter_moe.portable import backends
@@ -37,33 +39,44 @@ def load(
 ) -> tuple[Miniature, list[RawExperts]]:
     """A checkpoint's dense model, and its experts as they are stored."""
     path = Path(path)
-    settings = json.loads((path / "config.json").read_text())
-    shape: Shape = KIMI if settings["carrier_block"] == "kimi_k3" else GPT_OSS
+    shape = shape_of(path)
     checkpoint = Checkpoint(path)
     model = Miniature(shape, dtype)
     model.load_state_dict(
         {name: checkpoint.tensor(name) for name in checkpoint.names if ".experts." not in name}
     )
-    raw = []
-    for layer in checkpoint.layers().values():
-        has_bias = layer.has("w13_weight_bias")
-        raw.append(
-            RawExperts(
-                **{
-                    field: layer.whole(name).to(device)
-                    for field, name in (
-                        ("w13", "w13_weight"),
-                        ("w13_scale", "w13_weight_scale"),
-                        ("w2", "w2_weight"),
-                        ("w2_scale", "w2_weight_scale"),
-                    )
-                },
-                b13=layer.whole("w13_weight_bias").to(device) if has_bias else None,
-                b2=layer.whole("w2_weight_bias").to(device) if has_bias else None,
-                gate_up_interleaved=layer.alternating,
-            )
-        )
+    raw = [_experts(layer.whole, layer, device) for layer in checkpoint.layers().values()]
     return model.eval().to(device), raw
+
+
+def load_rank(path: Path | str, rank: int, ranks: int) -> list[RawExperts]:
+    """One tensor-parallel rank's share of the experts, divided as SGLang's loaders divide them."""
+    layers = Checkpoint(path).layers().values()
+    shape = shape_of(path)
+    found = []
+    for layer in layers:
+        share = rank_tensors(layer, layer_spec(shape, ranks), tp_rank=rank)
+        found.append(_experts(share.__getitem__, layer))
+    return found
+
+
+def shape_of(path: Path | str) -> Shape:
+    """The sizes of a checkpoint's model."""
+    settings = json.loads((Path(path) / "config.json").read_text())
+    return KIMI if settings["carrier_block"] == "kimi_k3" else GPT_OSS
+
+
+def _experts(
+    tensor: Callable[[str], torch.Tensor], layer: Layer, device: str = "cpu"
+) -> RawExperts:
+    names = {field: f"{field[:-6]}_weight_scale" for field in ("w13_scale", "w2_scale")}
+    names |= {"w13": "w13_weight", "w2": "w2_weight"}
+    if layer.has("w13_weight_bias"):
+        names |= {"b13": "w13_weight_bias", "b2": "w2_weight_bias"}
+    return RawExperts(
+        **{field: tensor(name).to(device) for field, name in names.items()},
+        gate_up_interleaved=layer.alternating,
+    )
 
 
 @torch.no_grad()
@@ -78,12 +91,10 @@ def exact(model: Miniature, experts: Experts, batch: task.Batch, *, at_once: int
     return torch.cat(right).double().mean().item()
 
 
-def planned(
-    shape: Shape, raw: list[RawExperts], device: str, *, wrong_layout: bool = False
-) -> PlannedExperts:
+def planned(shape: Shape, raw: list[RawExperts], device: str, **options: Any) -> PlannedExperts:
     """Experts through the plan, under the environment and the ``aiter`` as they are now."""
     target = Target.current("gfx950", Capabilities.from_modules(sys.modules))
-    return PlannedExperts(shape, raw, target, device, wrong_layout=wrong_layout)
+    return PlannedExperts(shape, raw, target, device, **options)
 
 
 def score(

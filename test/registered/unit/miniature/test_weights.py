@@ -11,12 +11,12 @@ from safetensors import safe_open
 
 from sglang_aiter_moe import portable
 from sglang_aiter_moe.miniature import CHECKPOINTS, WEIGHTS, score, task
-from sglang_aiter_moe.miniature.experts import OracleExperts
+from sglang_aiter_moe.miniature.experts import OracleExperts, SummedRanks
 from sglang_aiter_moe.portable import backends
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.verify.harness import environment
 
-register_cpu_ci(est_time=40, suite="base-a-test-cpu")
+register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 
 COUNT = 24
 WAYS = [("kimi", m) for m in score.FLAGS] + [
@@ -70,6 +70,20 @@ def test_planned_layouts_answer_and_the_other_layout_does_not(name, mode):
     assert planned_mode == mode
     assert right >= (COUNT - 2) / COUNT
     assert planned(name, mode, True)[0] == 0.0
+
+
+@pytest.mark.parametrize("name, mode", [*WAYS[:3], ("gpt_oss", "A8W4")])
+def test_two_ranks_answer_and_one_of_them_alone_does_not(name, mode):
+    model, _ = loaded(name)
+    flags = score.FLAGS[mode] if model.shape.kimi else {}
+    with environment(flags), portable.installed(), backends.forced("cpu"):
+        ranks = [
+            score.planned(model.shape, score.load_rank(WEIGHTS / name, rank, 2), "cpu", ranks=2)
+            for rank in (0, 1)
+        ]
+        assert ranks[0].plan.spec.intermediate_size * 2 == model.shape.inter
+        assert accuracy(name, SummedRanks(ranks)) >= (COUNT - 2) / COUNT
+        assert accuracy(name, ranks[0]) < 0.2
 
 
 def test_the_second_checkpoint_speaks_otherwise():
