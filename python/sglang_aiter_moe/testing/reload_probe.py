@@ -1,7 +1,8 @@
 """Weight updates of SGLang's real layers through its real ``WeightUpdater``, without an engine.
 
 ``python -m sglang_aiter_moe.testing.reload_probe CHECKPOINTS PORT``: CHECKPOINTS holds ``a`` and ``b``, the
-same model with other weights. Prints one line ``RESULT {json}``; the tests judge it.
+same model with other weights. Prints one line ``RESULT {json}``; the tests judge it. Runs with every supported
+release: up to 0.5.20 SGLang has no sessions, and receives and loads in one step.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors import safe_open
@@ -52,6 +55,8 @@ class Probe:
         self.model = sglang_process.build_carrier(self.config, self.paths["a"])
         from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
+        # Up to 0.5.21 it asks the runner whether the weights are shared.
+        runner = SimpleNamespace(server_args=SimpleNamespace(weight_cache_mode="off"))
         self.updater = WeightUpdater(
             tp_rank=0,
             device="cpu",
@@ -61,7 +66,7 @@ class Probe:
             get_model=lambda: self.model,
             update_model_fields=lambda *_, **__: None,
             recapture_cuda_graph=lambda: None,
-            get_model_runner=lambda: None,
+            get_model_runner=lambda: runner,
         )
         self.identity = identity(self.model)
 
@@ -71,11 +76,41 @@ class Probe:
             same(state_of(self.model), self.fresh[name]) and identity(self.model) == self.identity
         )
 
+    @property
+    def has_sessions(self) -> bool:
+        return hasattr(self.updater, "begin_weight_update")
+
     def session(self, *steps: list[tuple[str, torch.Tensor]]) -> list[tuple[bool, str]]:
-        self.updater.begin_weight_update()
+        if self.has_sessions:
+            self.updater.begin_weight_update()
         results = [tuple(self.updater.update_weights_from_tensor(step)) for step in steps]
-        self.updater.end_weight_update(run_post_load=False)
+        if self.has_sessions:
+            self.updater.end_weight_update(run_post_load=False)
         return results
+
+    def distributed(self, tensors: list[tuple[str, torch.Tensor]]) -> tuple[bool, str]:
+        """As if a trainer had sent them."""
+        if self.has_sessions:
+            self.updater.begin_weight_update()
+            received = self.updater.load_weights_from_distributed(tensors)
+            self.updater.end_weight_update(run_post_load=False)
+            return received
+        names, values = zip(*tensors, strict=True)
+        coming = iter(values)
+
+        class Sent:
+            def wait(self) -> None:
+                pass
+
+        def broadcast(weight: torch.Tensor, **_: Any) -> Sent:
+            weight.copy_(next(coming))
+            return Sent()
+
+        self.updater._model_update_group["trainer"] = None
+        dtypes = [str(value.dtype).removeprefix("torch.") for value in values]
+        shapes = [tuple(value.shape) for value in values]
+        with mock.patch("torch.distributed.broadcast", broadcast):
+            return self.updater.update_weights_from_distributed(names, dtypes, shapes, "trainer")
 
     def call(self) -> str | None:
         """What a forward of the first layer's experts raises."""
@@ -96,14 +131,31 @@ class Probe:
             self.updater.update_weights_from_disk(str(self.paths["a"]), "auto"),
             self.is_fresh("a"),
         )
-        self.updater.begin_weight_update()
-        received = self.updater.load_weights_from_distributed(b)
-        self.updater.end_weight_update(run_post_load=False)
-        found["distributed"] = received, self.is_fresh("b")
+        found["distributed"] = self.distributed(b), self.is_fresh("b")
         found["without_session"] = self.updater.update_weights_from_tensor(a), self.is_fresh("a")
         found["partial"] = self.partial(a, b)
         found["refused"] = self.refused(b)
         found["failures"] = self.failures(a, b)
+        found["others"] = self.others(a, b)
+        return found
+
+    def others(self, a: list, b: list) -> dict[str, Any]:
+        """The loader fails after the first tensors that are not of experts."""
+        original = type(self.model).load_weights
+
+        def broken(model: Any, weights: Any) -> None:
+            original(model, [w for w in weights if ".experts." not in w[0]][:3])
+            raise OSError("connection lost")
+
+        found = {}
+        for staging in ("host", "none"):
+            os.environ[STAGING] = staging
+            type(self.model).load_weights = broken
+            result = self.updater.update_weights_from_tensor(b)
+            type(self.model).load_weights = original
+            found[staging] = {"result": result, "undone": self.is_fresh("a"), "call": self.call()}
+            healed = self.updater.update_weights_from_tensor(a)
+            found[staging] |= {"healed": healed, "fresh": self.is_fresh("a"), "after": self.call()}
         return found
 
     def partial(self, a: list, b: list) -> dict[str, Any]:
