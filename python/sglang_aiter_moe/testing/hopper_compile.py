@@ -49,7 +49,7 @@ def forms() -> dict[str, tuple]:
     stage2 = K3 | bf16 | {"I_USED": 384, "A_STRIDE": 384, "HAS_BIAS": False, "G": 4, "U": 1}
     oss = {"H": 2880, "I": 2880}
     fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4}
-    prefill = {"WIDE": False, "R": 128, "W": 8, "AHEAD": 2}
+    prefill = {"WIDE": False, "R": 128, "W": 8, "PREFETCH": True}
     return {
         "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
         BF16, 1, 8),

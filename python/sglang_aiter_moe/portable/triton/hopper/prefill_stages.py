@@ -22,9 +22,13 @@ from sglang_aiter_moe.portable.triton.hopper.prefill import (
     copy_layout,
     finish,
     lane_layout,
+    line_layout,
     load_step,
     multiply,
     multiply_chunk,
+    prefetch_range,
+    prefetch_steps,
+    prefill_column,
     row_bases,
     start_copy,
 )
@@ -39,8 +43,8 @@ def column_choices(T):
         32: ((16, 0), (32, 0)),
         64: ((32, 0), (64, 0)),
         96: ((32, 0), (64, 0), (64, 32)),
-        128: ((32, 0), (64, 0), (64, 32), (128, 0)),
-        160: ((32, 0), (64, 0), (64, 32), (128, 0), (128, 32)),
+        128: ((64, 0), (64, 32), (128, 0)),
+        160: ((64, 0), (64, 32), (128, 0), (128, 32)),
     }[T]
 
 
@@ -194,11 +198,11 @@ def activate(
 
 @gluon.jit
 def stage1_columns(
-    x_ptr, words, scales, bias_ptr, pairs_ptr, a_ptr, num_pairs, topk, i0, limit, alpha, beta, linear_beta,
-    H: gl.constexpr, I: gl.constexpr, X_STRIDE: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr,
+    x_ptr, words, scales, word_tiles, scale_tiles, bias_ptr, pairs_ptr, a_ptr, num_pairs, topk, i0, limit, alpha,
+    beta, linear_beta, H: gl.constexpr, I: gl.constexpr, X_STRIDE: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, FORMAT: gl.constexpr, RULE: gl.constexpr,
     VIA_BF16: gl.constexpr, WIDE: gl.constexpr, R: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr,
-    W: gl.constexpr, AHEAD: gl.constexpr,
+    W: gl.constexpr, PREFETCH: gl.constexpr,
 ):  # fmt: skip
     smem1 = shared(4, N1)
     at1 = row_starts(pairs_ptr, 0, num_pairs, topk, X_STRIDE, WIDE, N1, W)
@@ -208,7 +212,7 @@ def stage1_columns(
         smem2 = shared(4, N2)
         at2 = row_starts(pairs_ptr, N1, num_pairs, topk, X_STRIDE, WIDE, N2, W)
     acc1, acc2 = multiply(
-        words, scales, x_ptr, at1, at2, smem1, smem2, H // 32, R, N1, N2, W, AHEAD
+        words, scales, word_tiles, scale_tiles, x_ptr, at1, at2, smem1, smem2, H // 32, R, N1, N2, W, PREFETCH
     )
     activate(
         acc1, bias_ptr, pairs_ptr, a_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, I, A_STRIDE, ACTIVATION,
@@ -253,7 +257,7 @@ def stage1_prefill(
     R: gl.constexpr,
     T: gl.constexpr,
     W: gl.constexpr,
-    AHEAD: gl.constexpr,
+    PREFETCH: gl.constexpr,
 ):
     K_BLOCKS: gl.constexpr = H // 32
     TILES: gl.constexpr = (A_STRIDE + R // 2 - 1) // (R // 2)
@@ -263,25 +267,38 @@ def stage1_prefill(
     e = gl.load(block_expert_ptr + b).to(gl.int64)  # past the last block: anything
     n = gl.load(block_rows_ptr + b)
     if live:
+        word_base = w_ptr + e * (I * H // 4)
+        scale_base = scale_ptr + e * (2 * I * ((K_BLOCKS + 7) // 8 * 8))
+        tile = gl.arange(0, R * 2, layout=line_layout(W)) // 32  # of 16 rows, the gate ones first
+        i = gl.minimum(i0 + tile % (R // 32) * 16, I - 16)
+        at = weight_offset(weight_row(tile // (R // 32), i, I, LAYOUT), 0, H // 2, LAYOUT) // 4
+        word_tiles = word_base + at
+        tile = gl.arange(0, R // 8, layout=line_layout(W)) // 4  # of 32 rows
+        if LAYOUT == "separated":
+            i = gl.minimum(i0 + tile % (R // 64) * 32, I - 32)
+            scale_tiles = scale_base + scale_offset(tile // (R // 64), i, 0, I, K_BLOCKS, LAYOUT)
+        else:
+            i = gl.minimum(i0 + tile * 16, I - 16)
+            scale_tiles = scale_base + scale_offset(0, i, 0, I, K_BLOCKS, LAYOUT)
+        if PREFETCH:
+            prefetch_steps(word_tiles, scale_tiles, 0, K_BLOCKS, R, W)
         # Row r = 16 * m + 8 * h + g of the tile: h picks gate or up, so that a lane holds both of a pair.
         r = gl.arange(0, R, layout=gl.SliceLayout(1, lane_layout(R, W, 4)))
         c = gl.arange(0, 16, layout=gl.SliceLayout(0, lane_layout(R, W, 4)))
         i = gl.minimum(i0 + r // 16 * 8 + r % 8, I - 1)
         at = weight_offset(weight_row(r // 8 % 2, i, I, LAYOUT), 0, H // 2, LAYOUT) // 4
-        words = w_ptr + e * (I * H // 4) + (at[:, None] + (c // 4 * 64 + c % 4)[None, :])
+        words = word_base + (at[:, None] + (c // 4 * 64 + c % 4)[None, :])
         r = gl.arange(0, R, layout=gl.SliceLayout(1, lane_layout(R, W, 1)))
         t = gl.arange(0, 4, layout=gl.SliceLayout(0, lane_layout(R, W, 1)))
         i = gl.minimum(i0 + r // 16 * 8 + r % 8, I - 1)
         at = scale_offset(r // 8 % 2, i, 0, I, K_BLOCKS, LAYOUT)
-        scales = (
-            scale_ptr + e * (2 * I * ((K_BLOCKS + 7) // 8 * 8)) + (at[:, None] + (t * 64)[None, :])
-        )
+        scales = scale_base + (at[:, None] + (t * 64)[None, :])
         for j in gl.static_range(number_of_choices(T)):
             if (n > columns(T, j - 1)) & (n <= columns(T, j)):
                 stage1_columns(
-                    x_ptr, words, scales, bias_ptr + e * (2 * I), pairs_ptr + b * T, a_ptr, num_pairs, topk, i0, limit,
-                    alpha, beta, linear_beta, H, I, X_STRIDE, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE,
-                    VIA_BF16, WIDE, R, columns1(T, j), columns2(T, j), W, AHEAD,
+                    x_ptr, words, scales, word_tiles, scale_tiles, bias_ptr + e * (2 * I), pairs_ptr + b * T, a_ptr, num_pairs,
+                    topk, i0, limit, alpha, beta, linear_beta, H, I, X_STRIDE, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE,
+                    VIA_BF16, WIDE, R, columns1(T, j), columns2(T, j), W, PREFETCH,
                 )  # fmt: skip
 
 
@@ -354,7 +371,7 @@ def stage2_rows(
 def stage2_columns(
     a_ptr, w_ptr, scale_ptr, bias_ptr, pairs_ptr, part_ptr, num_pairs, n0, H: gl.constexpr,
     I: gl.constexpr, A_STRIDE: gl.constexpr, HAS_BIAS: gl.constexpr, WIDE: gl.constexpr, TILES: gl.constexpr,
-    R: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr, W: gl.constexpr, AHEAD: gl.constexpr,
+    R: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr, W: gl.constexpr, PREFETCH: gl.constexpr,
 ):  # fmt: skip
     """TILES == 0: one tile, tokens through the ring. Else TILES tiles with all columns of the tokens kept."""
     K_BLOCKS: gl.constexpr = I // 32
@@ -368,9 +385,17 @@ def stage2_columns(
         smem2 = shared(KEPT, N2)
         at2 = row_starts(pairs_ptr, N1, num_pairs, 1, A_STRIDE, WIDE, N2, W)
     if TILES == 0:
+        tile = gl.arange(0, R * 2, layout=line_layout(W)) // 32  # of 16 rows
+        n = gl.minimum(n0 + tile * 16, H - 16)
+        word_tiles = w_ptr + weight_offset(n, 0, I // 2, "separated") // 4
+        tile = gl.arange(0, R // 8, layout=line_layout(W)) // 4  # of 32 rows
+        n = gl.minimum(n0 + tile * 32, H - 32)
+        scale_tiles = scale_ptr + scale_offset(0, n, 0, H, K_BLOCKS, "separated")
+        if PREFETCH:
+            prefetch_steps(word_tiles, scale_tiles, 0, K_BLOCKS, R, W)
         words, scales = stage2_rows(n0, w_ptr, scale_ptr, H, I, R, W)
         acc1, acc2 = multiply(
-            words, scales, a_ptr, at1, at2, smem1, smem2, K_BLOCKS, R, N1, N2, W, AHEAD
+            words, scales, word_tiles, scale_tiles, a_ptr, at1, at2, smem1, smem2, K_BLOCKS, R, N1, N2, W, PREFETCH
         )
         store_part(acc1, bias_ptr, pairs_ptr, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N1, W)
         if N2 > 0:
@@ -378,41 +403,34 @@ def stage2_columns(
                 acc2, bias_ptr, pairs_ptr + N1, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N2, W
             )
     else:
+        COLS: gl.constexpr = (K_BLOCKS + 7) // 8 * 8
+        if PREFETCH:
+            prefetch_range(w_ptr, n0 * (I // 8), R * I // 8, H * I // 8, 32, W)
+            prefetch_range(scale_ptr, n0 * COLS, R * COLS, H * COLS, 128, W)
         for step in gl.static_range(STEPS):
             start_copy(a_ptr, at1, at2, smem1, smem2, step, step, N2)
         async_copy.commit_group()
         words, scales = stage2_rows(n0, w_ptr, scale_ptr, H, I, R, W)
-        DEEP: gl.constexpr = AHEAD == 2 and STEPS > 1
         now = load_step(words, scales, 0, K_BLOCKS, R, W)
-        soon = now
-        if DEEP:
-            soon = load_step(words, scales, 1, K_BLOCKS, R, W)
         async_copy.wait_group(0)
         fence_async_shared()
         barrier()
         for _tile in range(TILES):
             acc1, acc2 = accumulators(R, N1, N2, W)
-            next_words, next_scales = stage2_rows(n0 + R, w_ptr, scale_ptr, H, I, R, W)
+            if PREFETCH:
+                prefetch_range(w_ptr, (n0 + R) * (I // 8), R * I // 8, H * I // 8, 32, W)
+                prefetch_range(scale_ptr, (n0 + R) * COLS, R * COLS, H * COLS, 128, W)
             for step in gl.static_range(STEPS):
-                if step + 1 + DEEP < STEPS:
-                    later = load_step(words, scales, step + 1 + DEEP, K_BLOCKS, R, W)
+                if step + 1 < STEPS:
+                    soon = load_step(words, scales, step + 1, K_BLOCKS, R, W)
                 else:
-                    later = load_step(
-                        next_words, next_scales, step + 1 + DEEP - STEPS, K_BLOCKS, R, W
-                    )
+                    words, scales = stage2_rows(n0 + R, w_ptr, scale_ptr, H, I, R, W)
+                    soon = load_step(words, scales, 0, K_BLOCKS, R, W)
                 chunk2 = 0
                 if N2 > 0:
                     chunk2 = smem2.index(step)
-                acc1, acc2 = multiply_chunk(
-                    acc1, acc2, now, smem1.index(step), chunk2, R, N1, N2, W
-                )
-                if DEEP:
-                    now = soon
-                    soon = later
-                else:
-                    now = later
-            words = next_words
-            scales = next_scales
+                acc1, acc2 = multiply_chunk(acc1, acc2, now, smem1.index(step), chunk2, R, N1, N2, W)
+                now = soon
             y1, y2 = finish(acc1, acc2, N2)
             store_part(y1, bias_ptr, pairs_ptr, part_ptr, num_pairs, n0, H, HAS_BIAS, R, N1, W)
             if N2 > 0:
@@ -443,7 +461,7 @@ def stage2_prefill(
     R: gl.constexpr,
     T: gl.constexpr,
     W: gl.constexpr,
-    AHEAD: gl.constexpr,
+    PREFETCH: gl.constexpr,
 ):
     ROWS: gl.constexpr = R * (TILES if TILES > 0 else 1)
     GROUPS: gl.constexpr = (H + ROWS - 1) // ROWS
@@ -459,5 +477,5 @@ def stage2_prefill(
             if (n > columns(T, j - 1)) & (n <= columns(T, j)):
                 stage2_columns(
                     a_ptr, w, s, bias_ptr + e * H, pairs_ptr + b * T, part_ptr, num_pairs, n0, H, I,
-                    A_STRIDE, HAS_BIAS, WIDE, TILES, R, columns1(T, j), columns2(T, j), W, AHEAD,
+                    A_STRIDE, HAS_BIAS, WIDE, TILES, R, columns1(T, j), columns2(T, j), W, PREFETCH,
                 )  # fmt: skip
