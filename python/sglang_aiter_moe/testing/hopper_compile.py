@@ -23,7 +23,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import stage1_fp8
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage2 import stage2_fp8
-from sglang_aiter_moe.portable.triton.hopper.prefill_stages import stage1_prefill, stage2_prefill
+from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import stage1_prefill
+from sglang_aiter_moe.portable.triton.hopper.prefill_stage2 import stage2_prefill
 from sglang_aiter_moe.portable.triton.hopper.stage1 import stage1_hopper
 from sglang_aiter_moe.portable.triton.hopper.stage2 import stage2_list
 from sglang_aiter_moe.testing.triton_compile import FLOATS, POINTERS
@@ -49,7 +50,7 @@ def forms() -> dict[str, tuple]:
     stage2 = K3 | bf16 | {"I_USED": 384, "A_STRIDE": 384, "HAS_BIAS": False, "G": 4, "U": 1}
     oss = {"H": 2880, "I": 2880}
     fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4}
-    prefill = {"WIDE": False, "R": 128, "W": 8, "PREFETCH": True}
+    prefill = {"WIDE": False, "R": 128, "W": 8}
     return {
         "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
         BF16, 1, 8),

@@ -128,48 +128,6 @@ def load_step(words, scales, step, K_BLOCKS: gl.constexpr, R: gl.constexpr, W: g
 
 
 @gluon.jit
-def prefetch(ptr):
-    """Starts lines on their way from device memory to L2."""
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [ptr.to(gl.int64)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.constexpr_function
-def power_of_two(n):
-    return 1 << (n - 1).bit_length()
-
-
-@gluon.constexpr_function
-def line_layout(W):
-    return gl.BlockedLayout([1], [32], [W], [0])
-
-
-@gluon.jit
-def prefetch_range(ptr, first, size: gl.constexpr, end: gl.constexpr, WORDS: gl.constexpr, W: gl.constexpr):
-    """Lines of ``size`` elements from ``first`` on, WORDS elements of a line of 128 bytes, none past ``end``."""
-    LINES: gl.constexpr = power_of_two((size + WORDS - 1) // WORDS)
-    line = gl.arange(0, LINES, layout=line_layout(W)) * WORDS
-    prefetch(ptr + gl.minimum(first + gl.minimum(line, size - WORDS), end - WORDS))
-
-
-@gluon.jit
-def prefetch_steps(word_tiles, scale_tiles, step, K_BLOCKS: gl.constexpr, R: gl.constexpr, W: gl.constexpr):
-    """Weights of steps step .. step + 3: 4 KB of each 16 rows and 512 bytes of scales of each 32.
-
-    ``word_tiles [2 R]`` (int32 pointers) and ``scale_tiles [R / 8]``: where the rows of each line begin."""
-    line = gl.arange(0, R * 2, layout=line_layout(W)) % 32 * 32
-    prefetch(word_tiles + gl.minimum(step * 256 + line, K_BLOCKS * 64 - 32))
-    line = gl.arange(0, R // 8, layout=line_layout(W)) % 4 * 128
-    prefetch(scale_tiles + gl.minimum(step * 128 + line, (K_BLOCKS + 7) // 8 * 256 - 128))
-
-
-@gluon.jit
 def one_word(v, R: gl.constexpr, W: gl.constexpr):
     return gl.convert_layout(v, lane_layout(R, W, 1), assert_trivial=True)
 
@@ -259,8 +217,6 @@ def finish(acc1, acc2, N2: gl.constexpr):
 def multiply(
     words,
     scales,
-    word_tiles,
-    scale_tiles,
     x_ptr,
     at1,
     at2,
@@ -271,12 +227,10 @@ def multiply(
     N1: gl.constexpr,
     N2: gl.constexpr,
     W: gl.constexpr,
-    PREFETCH: gl.constexpr,
 ):
     """``[R, N1]`` and ``[R, N2]`` float32: all K blocks of R rows times the rows of x at ``at1`` and ``at2``.
 
-    Weights are loaded a step before they are needed. PREFETCH: they are on their way to L2 four to seven steps before;
-    those of the first four the caller has sent for."""
+    Weights are loaded a step before they are needed."""
     STEPS: gl.constexpr = (K_BLOCKS + 3) // 4
     start_copy(x_ptr, at1, at2, smem1, smem2, 0, 0, N2)
     async_copy.commit_group()
@@ -289,10 +243,7 @@ def multiply(
         async_copy.wait_group(1)
         fence_async_shared()
         barrier()  # the chunk is there for all, and nobody reads the one before last any more
-        later = load_step(words, scales, gl.minimum(step + 1, STEPS - 1), K_BLOCKS, R, W)
-        if PREFETCH:
-            if step % 4 == 0:
-                prefetch_steps(word_tiles, scale_tiles, step + 4, K_BLOCKS, R, W)
+        soon = load_step(words, scales, gl.minimum(step + 1, STEPS - 1), K_BLOCKS, R, W)
         if step + 2 < STEPS:
             start_copy(x_ptr, at1, at2, smem1, smem2, (step + 2) % STAGES, step + 2, N2)
         async_copy.commit_group()
@@ -301,7 +252,7 @@ def multiply(
         if N2 > 0:
             chunk2 = smem2.index(slot)
         acc1, acc2 = multiply_chunk(acc1, acc2, now, smem1.index(slot), chunk2, R, N1, N2, W)
-        now = later
+        now = soon
     async_copy.wait_group(0)
     return finish(acc1, acc2, N2)
 

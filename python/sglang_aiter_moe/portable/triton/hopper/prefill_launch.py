@@ -14,7 +14,8 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_prepare import (
     place_kernel,
     rank_kernel,
 )
-from sglang_aiter_moe.portable.triton.hopper.prefill_stages import stage1_prefill, stage2_prefill
+from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import stage1_prefill
+from sglang_aiter_moe.portable.triton.hopper.prefill_stage2 import stage2_prefill
 from sglang_aiter_moe.portable.triton.hopper.prepare import combine_hopper
 from sglang_aiter_moe.portable.triton.workspace import carve, state
 
@@ -26,9 +27,9 @@ SHORT = 512
 
 @dataclass(frozen=True)
 class PrefillConfig:
-    """Most tokens a block (``prefill_stages.column_choices``); rows and warps of stage 1 and of stage 2; row tiles of
+    """Most tokens a block (``prefill_blocks.column_choices``); rows and warps of stage 1 and of stage 2; row tiles of
     a stage-2 program that keeps its tokens in shared memory, 0: one tile, tokens through a ring; register caps of both
-    stages, 0: none; whether they prefetch weights to L2."""
+    stages, 0: none."""
 
     n: int
     r1: int = 128
@@ -38,8 +39,6 @@ class PrefillConfig:
     tiles: int = 0
     regs1: int = 0
     regs2: int = 0
-    prefetch1: bool = False
-    prefetch2: bool = False
     combine: int = 1024
 
 
@@ -115,13 +114,13 @@ def run_prefill(
         *block_args, ws["a"], pairs, topk, r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
         H=H, I=I, X_STRIDE=x_stride, A_STRIDE=a_stride, LAYOUT=r.w13_layout, ACTIVATION=r.activation,
         HAS_LIMIT=r.limit is not None, HAS_BIAS=r.bias13 is not None, FORMAT=fmt, RULE=rule, VIA_BF16=via_bf16,
-        WIDE=wide, R=c.r1, T=c.n, W=c.w1, PREFETCH=c.prefetch1, num_warps=c.w1, **_cap(c.regs1),
+        WIDE=wide, R=c.r1, T=c.n, W=c.w1, num_warps=c.w1, **_cap(c.regs1),
     )  # fmt: skip
     stage2_prefill[(blocks * triton.cdiv(H, c.r2 * max(tiles, 1)),)](
         ws["a"], w2.view(torch.int32), w2_scale, topk_weights if r.bias2 is None else r.bias2,
         *block_args, ws["part"], pairs,
         H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, WIDE=wide, TILES=tiles, R=c.r2, T=c.n, W=c.w2,
-        PREFETCH=c.prefetch2, num_warps=c.w2, **_cap(c.regs2),
+        num_warps=c.w2, **_cap(c.regs2),
     )  # fmt: skip
     combine_hopper[(M, triton.cdiv(H, c.combine))](
         ws["part"], topk_ids, mask_ptr, tokens_ptr, ws["blocks"], topk_weights, out, out.stride(0), M, groups,
