@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Draws benchmark/results/kernels_h200.json: latency against tokens, with the roofline and the other kernels, as SVG.
+"""Draws results of benchmark/kernels.py: latency against tokens, with the roofline and the other kernels, as SVG.
 
-python benchmark/plot_kernels.py benchmark/results/kernels_h200.json docs/images
+    python benchmark/plot_kernels.py benchmark/results/kernels_h200.json benchmark/results/kernels_h200_prefill.json \
+        docs/images
+
+Of several results the last one counts, at each shape and token count that it has ours for.
 """
 
 from __future__ import annotations
@@ -68,9 +71,25 @@ def draw(lines: dict[str, dict[int, float]], title: str) -> str:
     return "\n".join([*out, "</svg>", ""])
 
 
+OURS = ("A16W4", "A8W4", "A4W4")
+
+
+def latest(files: list[Path]) -> list[dict]:
+    """Rows of each shape and token count from the last file with a row "A16W4" for it, and those of other kernels that
+    were measured in an earlier file only; candidates are left out."""
+    chosen: dict[tuple[str, int], list[dict]] = {}
+    for file in files:
+        rows = [r for r in json.loads(file.read_text())["rows"] if r["who"] in COLOURS]
+        for at in {(r["shape"], r["tokens"]) for r in rows if r["who"] == "A16W4"}:
+            mine = [r for r in rows if (r["shape"], r["tokens"]) == at]
+            seen = {r["who"] for r in mine} | set(OURS)
+            chosen[at] = mine + [r for r in chosen.get(at, []) if r["who"] not in seen]
+    return [row for at in sorted(chosen) for row in chosen[at]]
+
+
 def main() -> int:
-    rows = json.loads(Path(sys.argv[1]).read_text())["rows"]
-    folder = Path(sys.argv[2])
+    *files, folder = map(Path, sys.argv[1:])
+    rows = latest(files)
     folder.mkdir(parents=True, exist_ok=True)
     for shape in sorted({r["shape"] for r in rows}):
         (folder / f"kernels_{shape}.svg").write_text(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
+from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
@@ -14,6 +17,7 @@ register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 pytest.importorskip("triton")
 
 from sglang_aiter_moe.portable.triton import table  # noqa: E402
+from sglang_aiter_moe.portable.triton.hopper import prefill_launch  # noqa: E402
 from sglang_aiter_moe.portable.triton.hopper import table as hopper_table  # noqa: E402
 
 MODES = ("A16W4", "A8W4", "A4W4")
@@ -37,6 +41,34 @@ def test_hopper_bounds_ascend_and_cover_each_mode():
     for group, rows in table_of.items():
         bounds = [bound for bound, _, _ in rows]
         assert bounds == sorted(set(bounds)) and bounds[-1] == math.inf, group
+
+
+def test_prefill_leaves_out_the_sizes_that_do_not_build():
+    """A loop of a single step of 128 columns crashes Triton 3.6's compiler; such a layer takes the portable form."""
+    request = KernelRequest(
+        mode="A4W4", family="test", num_experts=4, hidden_size=128, intermediate_size=64, activation="silu",
+        w13_layout="separated", w13_scale_layout="separated", w2_layout="separated", w2_scale_layout="separated",
+        requantization="epilogue",
+    )  # fmt: skip
+    scales = torch.zeros(4 * 256 * 8, dtype=torch.uint8)
+    assert hopper_table.choose(request, 10, scales, scales) is None
+    wide = replace(request, hidden_size=160)
+    assert hopper_table.choose(wide, 10, scales, scales)[0] is prefill_launch.run_prefill
+
+
+def test_prefill_blocks_hold_every_count():
+    """Each block size has its choices of columns in ascending order, the last one the whole block."""
+    from sglang_aiter_moe.portable.triton.hopper.prefill_blocks import column_choices
+
+    sizes = {
+        config.n
+        for rows in hopper_table.load().values()
+        for _, form, config in rows
+        if form == "prefill"
+    }
+    for size in sizes | {8, 16, 32, 64, 96, 128, 160}:
+        sums = [first + second for first, second in column_choices.fn(size)]
+        assert sums == sorted(set(sums)) and sums[-1] == size
 
 
 def test_a_row_survives_the_file():
