@@ -101,10 +101,10 @@ def apply(tree: Tree, *, tests: bool = True, allow_uncommitted: bool = False) ->
         manifest = read_manifest(tree.package)
         if manifest is not None:
             report = _applied(tree, manifest)
-            if manifest.version != sglang_aiter_moe.__version__:
+            if not _is_ours(manifest):
                 raise ContractError(
-                    f"{tree.root} has the patch set of version {manifest.version}",
-                    allowed=f"a tree without it, or with {sglang_aiter_moe.__version__}",
+                    f"{tree.root} has another patch set, of version {manifest.version}",
+                    allowed=f"a tree without it, or with this one ({sglang_aiter_moe.__version__})",
                     fix=f"type `sglang-aiter-moe apply {tree.root} --revert`, then apply again",
                 )
             report.done = note or "nothing to do: the patch set is in the tree already"
@@ -253,6 +253,12 @@ def _applied(tree: Tree, manifest: Manifest) -> Report:
         for name in manifest.patches
     ]
     return Report(tree, "applied", edits, done="the patch set is in the tree already")
+
+
+def _is_ours(manifest: Manifest) -> bool:
+    """Whether what was placed is what would be placed now."""
+    now = {name: sha256(data) for name, data in placed_files().items()}
+    return {name: manifest.placed.get(name) for name in now} == now
 
 
 def _half(tree: Tree, what: str) -> ContractError:

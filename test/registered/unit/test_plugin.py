@@ -6,12 +6,14 @@ import importlib
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from sglang_aiter_moe import entry as entry_point
 from sglang_aiter_moe import plugin
 from sglang_aiter_moe.errors import PatchError
+from sglang_aiter_moe.intree import manifest
 from sglang_aiter_moe.patches import glue
 from sglang_aiter_moe.patches.model import How, Patch, Status
 from sglang_aiter_moe.patches.table import GUARD, PATCHES
@@ -302,6 +304,43 @@ def test_the_table_is_well_formed():
         assert entry.why and entry.backends <= {"aiter", "portable", "inert"}
         assert entry.how in How
         assert (entry.until is None) == (not entry.upstream), entry.name
+
+
+# --- an SGLang that has the patch set in its source ----------------------------------------------
+
+
+def apply_to(stand_in, patches):
+    folder = Path(stand_in.__path__[0]) / manifest.FOLDER
+    folder.mkdir(parents=True)
+    record = manifest.Manifest("0.0.9", "0.5.20", patches, {}, {})
+    (folder / manifest.NAME).write_bytes(record.to_bytes())
+
+
+def test_what_is_in_the_tree_is_not_patched_again(stand_in, monkeypatch):
+    apply_to(stand_in, ["add"])
+    monkeypatch.setattr(plugin, "PATCHES", (*TABLE, patch("another", "add")))
+    monkeypatch.setenv(plugin.BACKEND, "portable")
+    plugin.register()
+    layer = build()
+    states = by_name()
+    assert states["add"].status is Status.NOT_NEEDED
+    assert states["add"].reason == "in the tree already, from sglang-aiter-moe 0.0.9"
+    assert states["another"].status is Status.IN_FORCE
+    assert layer.size == importlib.import_module("sglang.stand_in").add(1, 1)
+
+
+@pytest.mark.parametrize("what", ["interrupted", "damaged"])
+def test_a_half_changed_tree_is_refused(stand_in, monkeypatch, what):
+    apply_to(stand_in, ["add"])
+    package = Path(stand_in.__path__[0])
+    if what == "interrupted":
+        (package / manifest.JOURNAL).mkdir()
+    else:
+        (package / manifest.FOLDER / manifest.NAME).write_text("{}")
+    monkeypatch.setenv(plugin.BACKEND, "portable")
+    plugin.register()
+    with pytest.raises(PatchError, match=r"was interrupted|is not what `apply` wrote"):
+        build()
 
 
 if __name__ == "__main__":

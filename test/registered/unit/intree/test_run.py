@@ -182,13 +182,14 @@ def test_files_that_were_changed_after_are_not_thrown_away(tree, file):
     assert stand_in_tree.content(tree) == before
 
 
-def test_another_version_of_ours_has_to_be_taken_out_first(tree, monkeypatch):
+def test_another_state_of_ours_has_to_be_taken_out_first(tree, monkeypatch):
     run.apply(find_tree(tree))
-    monkeypatch.setattr(run.sglang_aiter_moe, "__version__", "9.9.9")
-    with pytest.raises(ContractError, match="has the patch set of version"):
+    older = run.placed_files() | {f"{FOLDER}/errors.py": b"# older\n"}
+    monkeypatch.setattr(run, "placed_files", lambda: older)
+    with pytest.raises(ContractError, match="has another patch set, of version"):
         run.apply(find_tree(tree))
     run.revert(find_tree(tree))
-    run.apply(find_tree(tree))
+    assert run.apply(find_tree(tree)).done == "applied"
 
 
 def test_an_interrupted_run_is_said_and_finished_or_undone(tree, monkeypatch):

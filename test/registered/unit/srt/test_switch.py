@@ -37,6 +37,17 @@ def test_the_portable_aiter_counts_as_aiter(monkeypatch):
     assert not aiter_api.is_stand_in()
 
 
+def test_around_calls_the_original_alone_when_switched_off(monkeypatch):
+    @switch.around(lambda original, x: ("ours", original(x + 1)))
+    def double(x):
+        """Doubles."""
+        return 2 * x
+
+    assert double(3) == ("ours", 8) and double.__doc__ == "Doubles."
+    monkeypatch.setenv(switch.ENABLE, "0")
+    assert double(3) == 6
+
+
 def test_the_two_names_of_the_portable_aiter_agree():
     # The patch set must not import it: it is no part of what is placed in SGLang's tree.
     assert aiter_api.STAND_IN == portable.registry.ORIGIN
