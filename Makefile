@@ -13,7 +13,7 @@ SGLANG_VENV ?= .venv-sglang
 SGLANG_BIN := $(SGLANG_VENV)/bin
 SGLANG_SETUP := PYTHONPATH=python $(PYTHON) -m sglang_aiter_moe.testing.sglang_environment --venv $(SGLANG_VENV) --torch '$(TORCH)'
 
-.PHONY: verify test test-sglang serve docs lint clean
+.PHONY: verify test test-sglang test-in-tree serve docs lint clean
 
 $(STAMP): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -33,7 +33,12 @@ test: $(STAMP)
 
 test-sglang:
 	$(SGLANG_SETUP) --all-releases
-	$(SGLANG_BIN)/python -m pytest -v $(TEST_ARGS) test/registered/e2e
+	$(SGLANG_BIN)/python -m pytest -v $(TEST_ARGS) --ignore-glob='*/test_in_tree*' test/registered/e2e
+
+# The patch set applied to SGLang's source: 0.5.17, 0.5.20 and 0.5.23, without the plugin, and back.
+test-in-tree:
+	$(SGLANG_SETUP) --all-releases
+	$(SGLANG_BIN)/python -m pytest -v $(TEST_ARGS) test/registered/e2e/test_in_tree.py test/registered/e2e/test_in_tree_edits.py
 
 serve:
 	$(SGLANG_SETUP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 
-from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.matrix import expected, rocm
 from sglang_aiter_moe.matrix.cells import CHANGES, Cell
 from sglang_aiter_moe.matrix.layer import (
@@ -282,7 +282,11 @@ class Worker:
 
     def tidy(self) -> None:
         """Nothing that a cell did stays in the patch set's state of this process."""
-        from sglang_aiter_moe.srt.layers.quantization import mxfp4_reload
-
-        with contextlib.suppress(ContractError):
-            mxfp4_reload.end_session()
+        for package in (
+            "sglang_aiter_moe",
+            "sglang.srt.layers.moe.aiter_moe",
+        ):  # or in SGLang's source
+            reload = sys.modules.get(f"{package}.srt.layers.quantization.mxfp4_reload")
+            if reload is not None:
+                with contextlib.suppress(ValueError):  # ContractError, of either
+                    reload.end_session()

@@ -41,17 +41,19 @@ def run_probe(
     release: str = MAIN,
     timeout: float = 900,
     controls: bool = False,
+    path: str | None = None,
     **variables: str | None,
 ) -> dict:
     """Runs ``python -m module arguments`` with an SGLang release; returns what it reported.
 
-    ``controls`` and ``variables``: see :func:`.sglang_server.environment`.
+    ``path`` goes first on PYTHONPATH in place of the release's own. ``controls`` and ``variables``: see
+    :func:`.sglang_server.environment`.
 
     Raises:
         RuntimeError: it failed or reported nothing; with the end of its output.
     """
     env: Mapping[str, str] = environment(
-        release=search_path(release), controls=controls, **variables
+        release=path or search_path(release), controls=controls, **variables
     )
     command = [sys.executable, "-m", module, *arguments]
     try:

@@ -4,6 +4,9 @@ import sys
 
 import pytest
 import torch
+
+pytest.importorskip("hypothesis", reason="SGLang's environments do not have it")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
