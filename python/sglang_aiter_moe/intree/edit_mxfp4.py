@@ -8,6 +8,7 @@ from sglang_aiter_moe.intree.anchors import with_decorator, with_first, with_onl
 from sglang_aiter_moe.intree.edits import PACKAGE, Editor
 
 _CLASS = "Mxfp4MoEMethod"
+_BIAS = "SiTUv2 routing bias of FlashInfer's MXFP4"
 _SELECTOR = "_aiter_situ_uses_gu_interleaved_weights"
 
 # What the tested releases have where our code takes over: the branches for AITER, and who calls them.
@@ -50,19 +51,24 @@ def edit(editor: Editor) -> None:
         source.replace(f"{_CLASS}.{name}", lambda node, new=new: with_first(node, new))
         editor.made(patch)
     source.add_import(f"{PACKAGE}.srt.layers.quantization", "mxfp4_method", "aiter_method")
-    name = "published output of FlashInfer's MXFP4 kernel"
-    if editor.needs(name):
+    around = (
+        ("published output of FlashInfer's MXFP4 kernel", "apply", "apply"),
+        (f"{_BIAS} kernel in the wider dtype", "apply", "situ_routing_bias"),
+        (f"{_BIAS} runner in the wider dtype", "_apply_sm100_trtllm_gen", "situ_routing_bias"),
+    )
+    needed = [item for item in around if editor.needs(item[0])]
+    for patch, method, function in needed:
+        source.function(f"{_CLASS}.{method}", ["self", "layer", "dispatch_output"])
+        text = f"aiter_switch.around(aiter_flashinfer.{function})"
         source.replace(
-            f"{_CLASS}.apply",
-            lambda node: with_decorator(
-                node, source, "aiter_switch.around(aiter_flashinfer.apply)"
-            ),
+            f"{_CLASS}.{method}", lambda node, text=text: with_decorator(node, source, text)
         )
+        editor.made(patch)
+    if needed:
         source.add_import(f"{PACKAGE}.srt", "switch", "aiter_switch")
         source.add_import(
             f"{PACKAGE}.srt.layers.moe.moe_runner", "flashinfer_trtllm", "aiter_flashinfer"
         )
-        editor.made(name)
 
 
 def _call(name: str, condition: str, given: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from sglang_aiter_moe.intree.anchors import signature, with_first
+from sglang_aiter_moe.intree.anchors import signature, with_first, with_last
 from sglang_aiter_moe.intree.edits import PACKAGE, Editor
 
 _CACHE = {"69aeb1112bc76178"}  # correction_bias_for_dtype, 0.5.20 to 0.5.23
@@ -45,8 +45,29 @@ def edit(editor: Editor) -> None:
         )
         source.replace(method, lambda node: with_first(node, hand_over))
         editor.made(name)
+    name = "owner of a correction bias's copies"
+    if editor.needs(name):
+        _after_init(editor)
+        editor.made(name)
     source.add_import(f"{PACKAGE}.srt", "switch", "aiter_switch")
     source.add_import(f"{PACKAGE}.srt.layers.moe", "topk", "aiter_bias")
+
+
+def _after_init(editor: Editor) -> None:
+    """``TopKConfig`` is a dataclass: what happens after its ``__init__`` has a method of its own."""
+    source, cls = editor.source, "TopKConfig"
+    for method in ("__init__", "__post_init__"):
+        if source.find(f"{cls}.{method}") is not None:
+            raise source.changed(
+                source.find(f"{cls}.{method}"), f"{cls} has its own {method}", "the dataclass's"
+            )
+    (new,) = source.statements(
+        "def __post_init__(self) -> None:\n"
+        "    if aiter_switch.acts(_use_aiter):\n"
+        "        aiter_bias.correction_bias_of(self)"
+    )
+    new = new.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+    source.replace(cls, lambda node: with_last(node, [new]))
 
 
 def _check(editor: Editor, function: cst.FunctionDef) -> None:

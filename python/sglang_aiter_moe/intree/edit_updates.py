@@ -59,6 +59,23 @@ def edit_manager(editor: Editor) -> None:
     source.add_import(f"{PACKAGE}.srt.layers.moe", "topk", "aiter_bias")
 
 
+def edit_rebalancing(editor: Editor) -> None:
+    """``eplb/eplb_manager.py``: moving experts writes weights, too.
+
+    Raises:
+        ChangedCode: the function is missing, or takes positional arguments.
+    """
+    source, target = editor.source, "update_expert_location_with_recovery"
+    name = f"correction bias after {target}"
+    if not editor.needs(name):
+        return
+    source.function(target, ["*"], exact=False)
+    _around(editor, target, "aiter_bias.refresh_biases_after")
+    source.add_import(f"{PACKAGE}.srt", "switch", "aiter_switch")
+    source.add_import(f"{PACKAGE}.srt.layers.moe", "topk", "aiter_bias")
+    editor.made(name)
+
+
 def edit_loader(editor: Editor) -> None:
     """``model_loader/loader.py``: layers that are laid out get their raw form back before a load.
 

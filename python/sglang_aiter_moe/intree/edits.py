@@ -97,5 +97,6 @@ def edited_files() -> dict[str, Callable[[Editor], None]]:
         "srt/layers/moe/moe_runner/flashinfer_trtllm.py": edit_flashinfer.edit,
         "srt/model_executor/model_runner_components/weight_updater.py": edit_updates.edit_updater,
         "srt/managers/scheduler_components/weight_updater.py": edit_updates.edit_manager,
+        "srt/eplb/eplb_manager.py": edit_updates.edit_rebalancing,
         "srt/model_loader/loader.py": edit_updates.edit_loader,
     }

@@ -1,4 +1,4 @@
-"""SGLang's biased routers on a GPU by portable's fused kernel, and the SM100 path's copy of the bias.
+"""SGLang's biased routers on a GPU by portable's fused kernel.
 
 The routers are those that ``select_experts`` calls; what it does before (the bias's dtype) and after (EP maps,
 padded rows, recording) stays SGLang's. Rows may be strided: the kernel reads them where they are.
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from sglang_aiter_moe.portable.routing import biased_topk
-from sglang_aiter_moe.srt.layers.moe import topk as bias_policy
 
 logger = logging.getLogger(__name__)
 
@@ -132,25 +131,3 @@ def _on_gpu(tensor: torch.Tensor) -> bool:
 def _say(why: str) -> None:
     if why != "-":
         logger.warning("SGLang's own router is used: %s", why)
-
-
-def situ_routing_bias(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
-    """SiTUv2 through FlashInfer's TRT-LLM kernel (SM100), which routes by itself with a bf16 bias.
-
-    SGLang rounds the bias to bf16 once and keeps that on the layer. The kernel's routing takes no other dtype, so
-    a bias that bf16 cannot hold is routed by ``select_experts`` instead (``to_standard``; the kernel takes
-    chosen experts for SiTUv2, too). One that is bf16 already is looked at again in every call.
-    """
-    output = getattr(dispatch_output, "topk_output", None)
-    config = getattr(output, "topk_config", None)
-    bias = getattr(config, "correction_bias", None)
-    runner = getattr(method, "moe_runner_config", None)
-    if bias is None or getattr(runner, "activation", None) != "situ":
-        return original(method, layer, dispatch_output)
-    if bias_policy.is_narrower(torch.bfloat16, bias.dtype):
-        layer_id = getattr(layer, "layer_id", None)
-        dispatch_output = dispatch_output._replace(topk_output=output.to_standard(layer_id))
-    else:
-        # The parameter itself: where only this patch acts, nothing would bring a copy up to date.
-        layer._situ_routing_bias_bf16 = bias.to(torch.bfloat16)
-    return original(method, layer, dispatch_output)

@@ -160,7 +160,6 @@ PATCHES: tuple[Patch, ...] = (
         name="owner of a correction bias's copies",
         target=f"{_TOPK}:TopKConfig.__init__",
         function=f"{_GLUE}:topk_config_init",
-        plugin_only=True,
         why="a graph captured around compiled code keeps the address of the parameter",
     ),
     *(
@@ -171,7 +170,6 @@ PATCHES: tuple[Patch, ...] = (
             since=since,
             when_used=True,
             why="graphs captured before a weight update replay the old bias",
-            plugin_only=":Scheduler" not in target,
         )
         for target, since in UPDATE_ENTRY_POINTS.items()
     ),
@@ -210,20 +208,18 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="SiTUv2 routing bias of FlashInfer's MXFP4 kernel in the wider dtype",
         target=f"{_MXFP4}:Mxfp4MoEMethod.apply",
-        function=f"{_OURS}.patches.routing_glue:situ_routing_bias",
+        function=f"{_FLASHINFER}:situ_routing_bias",
         backends=frozenset({"inert", "portable"}),
         until="0.5.19",
         upstream="the kernel's call moved to _apply_sm100_trtllm_gen",
-        plugin_only=True,
         why="the bias is rounded to bf16 once and kept on the layer",
     ),
     Patch(
         name="SiTUv2 routing bias of FlashInfer's MXFP4 runner in the wider dtype",
         target=f"{_MXFP4}:Mxfp4MoEMethod._apply_sm100_trtllm_gen",
-        function=f"{_OURS}.patches.routing_glue:situ_routing_bias",
+        function=f"{_FLASHINFER}:situ_routing_bias",
         backends=frozenset({"inert", "portable"}),
         since="0.5.20",
-        plugin_only=True,
         why="the bias is rounded to bf16 once and kept on the layer",
     ),
     # On a CPU SGLang routes with torch or with kernels of another vendor. The portable backend is to

@@ -64,6 +64,9 @@ FILES = {
 
             def _apply_aiter(self, layer, dispatch_output):
                 return dispatch_output
+
+            def _apply_sm100_trtllm_gen(self, layer, dispatch_output):
+                pass
         ''',
     "srt/layers/moe/topk.py": '''
         from dataclasses import dataclass
@@ -187,6 +190,16 @@ FILES = {
 
             def resume_memory_occupation(self, recv_req):
                 pass
+
+            def check_weights(self, recv_req):
+                pass
+        """,
+    "srt/eplb/eplb_manager.py": """
+        from sglang.srt.environ import envs
+
+
+        def update_expert_location_with_recovery(*, model, nnodes):
+            pass
         """,
     "srt/model_loader/loader.py": """
         from sglang.srt.environ import envs

@@ -44,7 +44,7 @@ def test_every_release_is_edited_and_reverted(tree, release):
     before = {name: (found.package / name).read_bytes() for name in edited_files()}
     report = run.apply(found)
     edited = {c.path: c.after for c in report.changes if c.before is not None}
-    assert len(edited) == (5 if release < "0.5.20" else 6 if release < "0.5.21" else 7)
+    assert len(edited) == (6 if release < "0.5.20" else 7 if release < "0.5.21" else 8)
     for text in edited.values():
         ast.parse(text)
     outcomes = {edit.patch: edit.outcome for edit in report.edits}

@@ -27,6 +27,7 @@ RUNNER = "sglang/srt/layers/moe/moe_runner/aiter.py"
 FLASHINFER = "sglang/srt/layers/moe/moe_runner/flashinfer_trtllm.py"
 UPDATER = "sglang/srt/model_executor/model_runner_components/weight_updater.py"
 MANAGER = "sglang/srt/managers/scheduler_components/weight_updater.py"
+EPLB = "sglang/srt/eplb/eplb_manager.py"
 LOADER = "sglang/srt/model_loader/loader.py"
 
 
@@ -168,6 +169,13 @@ def test_moved_lines_do_not_matter(tree):
             "def resume(self)",
             "resume_memory",
         ),
+        (
+            EPLB,
+            "(*, model, nnodes)",
+            "(model, nnodes)",
+            "update_expert_location_with_recovery takes",
+        ),
+        (TOPK, "correction_bias: object = None", "def __post_init__(self): pass", "__post_init__"),
         (LOADER, "module.restore()", "module.reset()", "restore_weights_before_loading"),
         (LOADER, "(model, target_device)", "(model, device)", "`device` for `target_device`"),
     ],

@@ -262,7 +262,7 @@ def test_the_command(tree, tmp_path):
     done = call("--check", "--json", str(out))
     assert done.exit_code == 0, done.output
     assert "+    if aiter_switch.acts(_use_aiter):" in done.output
-    assert "would be applied (7 files edited" in done.output
+    assert "would be applied (8 files edited" in done.output
     report = json.loads(out.read_text())
     assert report["state"] == "original" and report["diff"] in done.output
     assert {e["outcome"] for e in report["edits"]} == {"edited", "upstream"}

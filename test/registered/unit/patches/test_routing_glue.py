@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sglang_aiter_moe.patches import routing_glue
+from sglang_aiter_moe.srt.layers.moe.moe_runner import flashinfer_trtllm
 from sglang_aiter_moe.srt.layers.moe.topk import TopKConfig
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.routing import assert_routing
@@ -160,7 +161,7 @@ class Dispatched(NamedTuple):
 def sm100(layer, output, activation="situ"):
     method = SimpleNamespace(moe_runner_config=SimpleNamespace(activation=activation))
     seen = lambda method, layer, dispatched: dispatched.topk_output  # noqa: E731
-    return routing_glue.situ_routing_bias(seen, method, layer, Dispatched(None, output))
+    return flashinfer_trtllm.situ_routing_bias(seen, method, layer, Dispatched(None, output))
 
 
 def test_a_bias_that_bf16_cannot_hold_is_routed_before_the_kernel():

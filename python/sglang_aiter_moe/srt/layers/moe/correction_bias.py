@@ -43,6 +43,8 @@ from ....errors import ContractError
 logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_aiter_moe_correction_bias"
+# In SGLang's source this module has another name: both may be loaded, and an operator is defined once.
+_NAMESPACE = __name__.partition(".srt.layers.moe.correction")[0].replace(".", "_")
 _numbers = itertools.count()
 _owners: weakref.WeakValueDictionary[int, CorrectionBias] = weakref.WeakValueDictionary()
 
@@ -138,7 +140,9 @@ class CorrectionBias:
                 "bias itself at each replay and does not follow a replaced storage"
             )
             return source.to(dtype)
-        if copy is None or not source.is_cuda or copy.stamp != stamp:  # else the warm-up has written it
+        if (
+            copy is None or not source.is_cuda or copy.stamp != stamp
+        ):  # else the warm-up has written it
             with _beside_the_capture(source):
                 copy = self._written(source, dtype, stamp)
         copy.narrower |= is_narrower(dtype, source.dtype)
@@ -212,7 +216,7 @@ def is_narrower(dtype: torch.dtype, other: torch.dtype) -> bool:
     return torch.promote_types(dtype, other) != dtype
 
 
-@torch.library.custom_op("sglang_aiter_moe::correction_bias", mutates_args=())
+@torch.library.custom_op(f"{_NAMESPACE}::correction_bias", mutates_args=())
 def traced(source: torch.Tensor, number: int, dtype: torch.dtype) -> torch.Tensor:
     """What compiled code calls: :meth:`CorrectionBias.as_dtype` of owner ``number``, in a tensor of its own."""
     owner = _owners.get(number)

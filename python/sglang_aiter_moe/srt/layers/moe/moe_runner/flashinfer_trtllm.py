@@ -1,4 +1,4 @@
-"""FlashInfer's MXFP4 kernel writes the published buffer; then that buffer has to come back."""
+"""FlashInfer's MXFP4 kernel: the published buffer that it writes comes back, and its routing bias stays wide."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sglang_aiter_moe.srt.layers import zero_copy_context
+from sglang_aiter_moe.srt.layers.moe import topk as bias_policy
 
 
 def apply(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
@@ -19,6 +20,28 @@ def fused_experts(original: Any, dispatch_output: Any, quant_info: Any, config: 
     """Around ``_fused_experts_flashinfer_mxfp4_sm100_trtllm_gen`` from 0.5.20."""
     published = _published_for(dispatch_output)
     return _with_published(original(dispatch_output, quant_info, config), published)
+
+
+def situ_routing_bias(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
+    """SiTUv2 through FlashInfer's TRT-LLM kernel (SM100), which routes by itself with a bf16 bias.
+
+    SGLang rounds the bias to bf16 once and keeps that on the layer. The kernel's routing takes no other dtype, so
+    a bias that bf16 cannot hold is routed by ``select_experts`` instead (``to_standard``; the kernel takes
+    chosen experts for SiTUv2, too). One that is bf16 already is looked at again in every call.
+    """
+    output = getattr(dispatch_output, "topk_output", None)
+    config = getattr(output, "topk_config", None)
+    bias = getattr(config, "correction_bias", None)
+    runner = getattr(method, "moe_runner_config", None)
+    if bias is None or getattr(runner, "activation", None) != "situ":
+        return original(method, layer, dispatch_output)
+    if bias_policy.is_narrower(torch.bfloat16, bias.dtype):
+        layer_id = getattr(layer, "layer_id", None)
+        dispatch_output = dispatch_output._replace(topk_output=output.to_standard(layer_id))
+    else:
+        # The parameter itself: where only this patch acts, nothing would bring a copy up to date.
+        layer._situ_routing_bias_bf16 = bias.to(torch.bfloat16)
+    return original(method, layer, dispatch_output)
 
 
 def _published_for(dispatch_output: Any) -> torch.Tensor | None:
