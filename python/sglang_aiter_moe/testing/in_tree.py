@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sglang_aiter_moe.testing.sglang_releases import MAIN, NEEDS_OLD_TRANSFORMERS, OLD_TRANSFORMERS
+from sglang_aiter_moe.testing import sglang_releases
+from sglang_aiter_moe.testing.sglang_releases import MAIN
 
 #: The variables of a process whose SGLang has the patch set in its source, and which has no plugin of ours:
 #: the control only brings what a machine with AITER has.
@@ -47,7 +48,7 @@ def copy_release(release: str, root: Path, *, source: bool = False) -> Path:
 
 def search_path(release: str, tree: Path) -> str:
     """What goes first on PYTHONPATH for a tree of this release."""
-    paths = [tree / "python" if (tree / "python").is_dir() else tree]
-    if release in NEEDS_OLD_TRANSFORMERS:
-        paths.append(Path(sys.prefix) / "releases" / OLD_TRANSFORMERS)
-    return os.pathsep.join(map(str, paths))
+    first = tree / "python" if (tree / "python").is_dir() else tree
+    # In place of the release itself; what else it needs stays behind it.
+    needed = (sglang_releases.search_path(release) or "").split(os.pathsep)[1:]
+    return os.pathsep.join([str(first), *needed])
