@@ -334,7 +334,7 @@ _TABLE = (
         "SGLANG_AITER_MOE_ENABLE",
         "Switches the whole patch set on or off.",
         "1",
-        "At plugin registration.",
+        "At plugin registration; in a tree that it was applied to, when a layer is built and at each call.",
         ours=verbatim("1"),
     ),
     Variable(

@@ -47,7 +47,8 @@ def find_tree(root: Path, release: str | None = None) -> Tree:
         release: overrides what the tree says of itself.
 
     Raises:
-        ContractError: it is no SGLang, its release is unknown, or not one of 0.5.17 to 0.5.23.
+        ContractError: it is no SGLang, its release is unknown or not one of 0.5.17 to 0.5.23, or a Python
+            before 3.11 runs it.
     """
     root = root.absolute()
     packages = [path for path in (root / "python" / "sglang", root / "sglang") if _is_package(path)]
@@ -59,6 +60,7 @@ def find_tree(root: Path, release: str | None = None) -> Tree:
             fix=f"give {root.parent}" if inside else "give the directory above `sglang`",
         )
     package = packages[0]
+    _refuse_old_python(package)
     source = package.parent != root
     found = _stated(release) if release else _release_of(root, package, source)
     if not FIRST <= found <= LAST:
@@ -73,6 +75,18 @@ def find_tree(root: Path, release: str | None = None) -> Tree:
 
 def _is_package(path: Path) -> bool:
     return all((path / mark).is_file() for mark in _MARKS)
+
+
+def _refuse_old_python(package: Path) -> None:
+    """What is placed needs Python 3.11 (StrEnum); an installed SGLang says which one runs it."""
+    for part in package.parts:
+        found = re.fullmatch(r"python3\.(\d+)", part)
+        if found and int(found.group(1)) < 11:
+            raise ContractError(
+                f"{package} is run by Python 3.{found.group(1)}",
+                allowed="Python 3.11 or newer",
+                fix="install SGLang with a newer Python",
+            )
 
 
 def _stated(release: str) -> Version:

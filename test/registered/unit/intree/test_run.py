@@ -137,6 +137,16 @@ def test_not_an_sglang_tree(tmp_path):
     assert error.value.fix == f"give {root}"
 
 
+@pytest.mark.parametrize("python, refused", [("3.9", True), ("3.10", True), ("3.11", False)])
+def test_an_installed_sglang_says_which_python_runs_it(tmp_path, python, refused):
+    root = stand_in_tree.write(tmp_path / "lib" / f"python{python}" / "site-packages")
+    if refused:
+        with pytest.raises(ContractError, match=f"is run by Python {python}"):
+            find_tree(root)
+    else:
+        assert find_tree(root).tests is None
+
+
 def test_a_half_applied_tree(tree):
     found, path = find_tree(tree), tree / TOPK
     released = path.read_bytes()
