@@ -1,0 +1,218 @@
+"""Runs mutants of ``contract/`` and ``srt/`` against the tests of their module.
+
+``python -m sglang_aiter_moe.testing.mutation_run RESULTS [--count N] [--minutes M] [--only GLOB]``, from the
+checkout's root. Results are kept in RESULTS (docs/mutation.json) and gone on with; a mutant is always the same one for
+the same source. Each runs in a fork of a process that has torch and pytest loaded already, so that a mutant costs its
+tests alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.abc
+import importlib.util
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from sglang_aiter_moe.testing.mutation import Mutant, mutants, sample
+
+PACKAGE = Path(__file__).resolve().parents[1]
+UNIT = "test/registered/unit/"
+_PLAN = ("contract/test_plan.py", "contract/test_refusals.py", "contract/test_moe_plan.py")
+_TOTAL = "contract/test_plan_total.py"
+_MX = "layers/quantization/test_mxfp4_"
+_RUNNER = (
+    "patches/test_glue.py",
+    "layers/moe/test_aiter_runner.py",
+    f"{_MX}situ_output.py",
+    "layers/moe/test_aiter_runner_upstream.py",
+)
+_LAYOUT = (f"{_MX}situ_weight_layout.py", f"{_MX}reload.py")
+#: Module -> its tests, the quickest first.
+TESTS: dict[str, tuple[str, ...]] = {
+    "contract/_bytes.py": ("contract/test_weight_layouts.py", "contract/test_scale_layouts.py"),
+    "contract/capabilities.py": ("contract/test_capabilities.py", *_PLAN),
+    "contract/families.py": (*_PLAN, "contract/test_routes.py", _TOTAL),
+    "contract/identity.py": ("contract/test_identity.py",),
+    "contract/layouts.py": ("contract/test_weight_layouts.py",),
+    "contract/modes.py": ("contract/test_modes.py", "contract/test_routes.py"),
+    "contract/moe_plan.py": ("contract/test_moe_plan.py", "contract/test_plan.py"),
+    "contract/padding.py": ("contract/test_padding.py", "contract/test_plan.py"),
+    "contract/plan.py": (*_PLAN, _TOTAL),
+    "contract/refusals.py": ("contract/test_refusals.py", "contract/test_plan.py", _TOTAL),
+    "contract/routes.py": ("contract/test_routes.py", *_PLAN, _TOTAL),
+    "contract/scale_layouts.py": ("contract/test_scale_layouts.py",),
+    "contract/spec.py": ("contract/test_spec.py", *_PLAN),
+    "contract/tuned.py": ("contract/test_tuned.py", *_PLAN),
+    "srt/layers/moe/moe_runner/aiter.py": _RUNNER,
+    "srt/layers/moe/moe_runner/aiter_api.py": _RUNNER,
+    "srt/layers/moe/moe_runner/base.py": _RUNNER,
+    "srt/layers/moe/moe_runner/call_arguments.py": _RUNNER,
+    "srt/layers/moe/moe_runner/dispatch.py": _RUNNER,
+    "srt/layers/moe/moe_runner/expert_ids.py": _RUNNER,
+    "srt/layers/moe/topk.py": ("layers/moe/test_topk_correction_bias_cache.py",),
+    "srt/layers/quantization/mxfp4.py": (*_LAYOUT, f"{_MX}situ_output.py"),
+    "srt/layers/quantization/mxfp4_checkpoint.py": _LAYOUT,
+    "srt/layers/quantization/mxfp4_layer_weights.py": (f"{_MX}reload.py", f"{_MX}watch.py"),
+    "srt/layers/quantization/mxfp4_packed.py": (f"{_MX}packed.py",),
+    "srt/layers/quantization/mxfp4_progress.py": (f"{_MX}progress.py",),
+    "srt/layers/quantization/mxfp4_raw_form.py": (f"{_MX}reload.py", f"{_MX}packed.py"),
+    "srt/layers/quantization/mxfp4_reload.py": (
+        f"{_MX}reload.py",
+        "model_executor/test_weight_updater.py",
+    ),
+    "srt/layers/quantization/mxfp4_update_check.py": (
+        f"{_MX}reload.py",
+        "model_executor/test_weight_updater.py",
+    ),
+    "srt/layers/quantization/mxfp4_watch.py": (f"{_MX}watch.py", f"{_MX}reload.py"),
+    "srt/layers/zero_copy_context.py": _RUNNER,
+    "srt/model_executor/model_runner_components/weight_updater.py": (
+        "model_executor/test_weight_updater.py",
+    ),
+    "srt/switch.py": ("srt/test_switch.py", "test_plugin.py"),
+}
+#: Modules without tests here, and why.
+ELSEWHERE = {
+    "contract/_device_kernels.py": "GPU kernels, which are off until executed on one",
+    "contract/device_moves.py": "their host side",
+    "srt/layers/moe/moe_runner/flashinfer_trtllm.py": "runs inside SGLang alone: test/registered/e2e",
+    "srt/layers/quantization/mxfp4_method.py": "runs inside SGLang alone: the matrix",
+    "srt/layers/quantization/mxfp4_others.py": "runs inside SGLang alone: test/registered/e2e",
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module from a changed source."""
+
+    def __init__(self, module: str, file: Path, source: str) -> None:
+        self.module, self.file, self.source = module, file, source
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != self.module:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self.file, loader=self)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module) -> None:
+        exec(compile(self.source, str(self.file), "exec"), vars(module))
+
+
+def passes(name: str, source: str | None, tests: Sequence[str], limit: float) -> tuple[str, float]:
+    """("survived" | "killed" | "timeout", seconds) of a module's tests with another source of the module.
+
+    Args:
+        name: of the module, a key of TESTS.
+        source: in place of the file's; None for the file itself.
+        tests: below UNIT.
+        limit: seconds after which it counts as killed by an endless loop.
+    """
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _become_test_run(name, source, tests)
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return ("survived" if code == 0 else "killed"), time.monotonic() - start
+        if time.monotonic() - start > limit:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "timeout", time.monotonic() - start
+        time.sleep(0.02)
+
+
+def _become_test_run(name: str, source: str | None, tests: Sequence[str]) -> None:
+    """In the fork: never returns."""
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        if source is not None:
+            module = "sglang_aiter_moe." + name.removesuffix(".py").replace("/", ".")
+            sys.meta_path.insert(0, _Finder(module, PACKAGE / name, source))
+        import pytest
+
+        files = [UNIT + test for test in tests]
+        options = ["-x", "-q", "--import-mode=importlib", "-p", "no:cacheprovider"]
+        code = int(pytest.main([*options, *files]))
+    finally:
+        os._exit(code)
+
+
+def _preload() -> None:
+    """What every test imports and no mutant changes."""
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _chosen(name: str, share: float) -> list[Mutant]:
+    found = mutants((PACKAGE / name).read_text())
+    return sample(found, max(3, round(share * len(found))), name)
+
+
+def _sources(names: Sequence[str]) -> dict[str, str]:
+    return {n: hashlib.sha256((PACKAGE / n).read_bytes()).hexdigest()[:16] for n in names}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--share", type=float, default=0.1, help="of each module's mutants")
+    parser.add_argument(
+        "--minutes", type=float, default=7, help="stop after so long; run again to go on"
+    )
+    parser.add_argument("--only", default="*", help="glob of modules")
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    results = json.loads(options.results.read_text()) if options.results.exists() else {}
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp()
+    _preload()
+    names = [name for name in TESTS if fnmatch(name, options.only)]
+    sources = _sources(names)
+    for name in names:
+        entry = results.get(name, {})
+        if entry.get("source") != sources[name]:
+            entry = {"source": sources[name], "mutants": 0, "ran": {}}
+        results[name] = entry
+        chosen = _chosen(name, options.share)
+        entry["mutants"] = len(mutants((PACKAGE / name).read_text()))
+        todo = [mutant for mutant in chosen if mutant.name not in entry["ran"]]
+        if not todo or time.monotonic() > end:
+            continue
+        verdict, seconds = passes(name, None, TESTS[name], 600)
+        if verdict != "survived":
+            print(f"{name}: its tests fail without any change", flush=True)
+            continue
+        for mutant in todo:
+            if time.monotonic() > end:
+                break
+            verdict, _ = passes(name, mutant.source, TESTS[name], 20 + 5 * seconds)
+            entry["ran"][mutant.name] = verdict
+            options.results.write_text(json.dumps(results, indent=1) + "\n")
+            print(f"{verdict:9} {name} {mutant.name}", flush=True)
+    options.results.write_text(json.dumps(results, indent=1) + "\n")
+    ran = [verdict for entry in results.values() for verdict in entry["ran"].values()]
+    killed = sum(verdict != "survived" for verdict in ran)
+    left = sum(len(_chosen(n, options.share)) - len(results[n]["ran"]) for n in names)
+    print(f"{killed} of {len(ran)} killed; {left} of the chosen ones not run yet")
+
+
+if __name__ == "__main__":
+    main()
