@@ -93,7 +93,7 @@ KINDS = (
     Kind(
         "gate_mode",
         "gate_mode says another layout than the bytes have, or AITER's gate_mode decides nothing",
-        "sglang#25580, vllm#50579",
+        "",
         _has("layout"),
     ),
     Kind(

@@ -1,0 +1,114 @@
+"""docs/matrix.md and its picture are what docs/matrix.json gives, and they say what the project claims."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_aiter_moe.matrix import cells, picture, report, stored
+from sglang_aiter_moe.matrix.classes import Class
+from sglang_aiter_moe.matrix.one_cell import Outcome
+from sglang_aiter_moe.matrix.run import RELEASES, Results, Side
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=20, suite="base-a-test-cpu")
+
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return stored.load(DOCS / "matrix.json")
+
+
+def test_the_page_and_the_picture_are_made_from_the_results(kept):
+    assert (DOCS / "matrix.md").read_text() == report.markdown(kept)
+    assert (DOCS / "matrix.svg").read_text() == picture.svg(kept)
+
+
+def test_every_supported_release_is_there_on_both_sides(kept):
+    assert tuple(kept.letters) == RELEASES
+    for release, sides in kept.letters.items():
+        assert set(sides) == {"unpatched", "patched"}, release
+        assert {len(row) for row in sides.values()} == {len(kept.names)}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_with_the_patch_set_every_cell_is_right_or_refused(kept, release):
+    assert set(kept.counts(release, "patched")) == {Class.RIGHT, Class.REFUSED}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_sglang_alone_is_silently_wrong_and_crashes(kept, release):
+    # A matrix that finds nothing there would find nothing in the patched one either.
+    alone = kept.counts(release, "unpatched")
+    assert alone[Class.SILENT_WRONG] > 100 and alone[Class.CRASHED] > 50
+    assert not kept.kinds(release, "unpatched")["other"]
+
+
+def test_the_readme_states_the_stored_numbers(kept):
+    readme = (DOCS.parent / "README.md").read_text()
+    alone = kept.counts("0.5.23", "unpatched")[Class.SILENT_WRONG]
+    patched = kept.counts("0.5.23", "patched")[Class.SILENT_WRONG]
+    assert f"**{alone} of {len(kept.names)}**" in readme
+    assert f"**{patched}**" in readme
+
+
+def some_results(side, outcome):
+    return Results(side, dict.fromkeys(cells.covering(), outcome), 1.0)
+
+
+def test_storing_keeps_other_releases_and_reads_back(tmp_path):
+    path = tmp_path / "matrix.json"
+    wrong = Outcome("done", mode="A16W4", diff=1.0, why=("layout",))
+    refused = Outcome("load", "ContractError", "no")
+    stored.store(path, "covering", [some_results(Side("0.5.19", False), wrong)])
+    stored.store(path, "covering", [some_results(Side("0.5.19", True), refused)])
+    stored.store(path, "covering", [some_results(Side("0.5.23", True), refused)])
+    back = stored.load(path)
+    total = len(cells.covering())
+    assert list(back.letters) == ["0.5.19", "0.5.23"]
+    assert back.counts("0.5.19", "unpatched") == {Class.SILENT_WRONG: total}
+    assert sum(back.kinds("0.5.19", "unpatched").values()) == total
+    assert back.counts("0.5.19", "patched") == {Class.REFUSED: total}
+
+
+def test_results_of_other_cells_are_not_taken_for_these(tmp_path):
+    path = tmp_path / "matrix.json"
+    refused = Outcome("load", "ContractError", "no")
+    stored.store(path, "covering", [some_results(Side("0.5.23", True), refused)])
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"names_sha256": "0" * 64}))
+    with pytest.raises(ValueError, match="other cells"):
+        stored.load(path)
+
+
+def test_counts_for_json_add_up():
+    cell = cells.Cell(a4w4="true")
+    outcomes = {
+        cell: Outcome("done", mode="A16W4", diff=1e-6),
+        cells.Cell(): Outcome("done", mode="", diff=1.0, why=("layout",)),
+        cells.Cell(tokens=2): Outcome("call", "AttributeError", "Situv2"),
+        cells.Cell(tokens=255): Outcome("call", "ContractError", "late"),
+        cells.Cell(tokens=256): Outcome("load", "ContractError", "no"),
+    }
+    results = Results(Side("0.5.23", False), outcomes, 2.0)
+    found = results.to_json()
+    assert found["cells"] == 5 and not results.holds
+    assert [found[kind.value] for kind in Class] == [1, 1, 1, 1, 1]
+    assert found["right_in_another_mode"] == 1
+    assert found["kinds"] == {"SiTUv2 layout": 1}
+    assert {f["class"] for f in found["failed"]} == {"refused_late", "crashed"}
+
+
+def test_a_patched_failure_darkens_the_picture(kept):
+    row = kept.letters["0.5.23"]["patched"]
+    broken = {**kept.letters, "0.5.23": {**kept.letters["0.5.23"], "patched": "c" + row[1:]}}
+    other = stored.Stored(kept.cells, broken)
+    assert "not 0 in every column headed plugin" in picture.svg(other)
+    assert "not 0" not in picture.svg(kept)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))

@@ -1,0 +1,125 @@
+"""Mutants: each kind of change is made, text is left alone, and tests that guard something kill them."""
+
+import ast
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from sglang_aiter_moe.testing.mutation import mutants, sample
+from sglang_aiter_moe.testing.mutation_run import ELSEWHERE, PACKAGE, TESTS, UNIT
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=20, suite="base-a-test-cpu")
+
+ROOT = PACKAGE.parents[1]
+
+
+def changes(source):
+    return {(m.operator, m.before, m.after) for m in mutants(textwrap.dedent(source))}
+
+
+@pytest.mark.parametrize(
+    "source,expected",
+    [
+        ("x = a == b", ("comparison", "a == b", "a != b")),
+        ("x = a <= b", ("comparison", "a <= b", "a < b")),
+        ("x = a in b", ("comparison", "a in b", "a not in b")),
+        ("x = a is None", ("comparison", "a is None", "a is not None")),
+        ("x = a and b", ("and/or", "a and b", "a or b")),
+        ("x = a and b", ("condition dropped", "a and b", "a")),
+        ("x = not a", ("not dropped", "not a", "a")),
+        ("x = a // b", ("arithmetic", "a // b", "a * b")),
+        ("x = 31", ("constant", "31", "32")),
+        ("x = True", ("constant", "True", "False")),
+        ("x = a if b else c", ("condition negated", "a if b else c", "a if not b else c")),
+        ("if a:\n    b = c", ("condition negated", "if a: b = c", "if not a: b = c")),
+        ("raise ValueError('no')", ("raise dropped", "raise ValueError('no')", "pass")),
+        ("def f():\n    return a", ("result dropped", "return a", "return None")),
+        ("f(a)", ("call dropped", "f(a)", "pass")),
+        ("for a in b:\n    continue", ("loop control", "continue", "break")),
+    ],
+)
+def test_operators(source, expected):
+    assert expected in changes(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Docstring 1."""',
+        "x = f'{a + 1} of {b == c}'",
+        "logger.warning('%d', 1)",
+        "__all__ = [name for name in b if 1]",
+        "from a import b",
+        "x: Literal[1] = a",
+        "def f():\n    return None",
+        "if TYPE_CHECKING:\n    x = 1",
+        "x = ContractError(f'{a}', allowed=1 + 1)",
+    ],
+)
+def test_what_is_text_stays(source):
+    assert not changes(source)
+
+
+def test_only_the_raise_itself_changes():
+    assert changes("raise ValueError(f'{a}' if a == 1 else 2)") == {
+        ("raise dropped", "raise ValueError(f'{a}' if a == 1 else 2)", "pass")
+    }
+
+
+def test_each_mutant_is_one_change_that_compiles():
+    source = (PACKAGE / "contract" / "padding.py").read_text()
+    plain = ast.unparse(ast.parse(source))
+    found = mutants(source)
+    assert len(found) > 20
+    for mutant in found:
+        compile(mutant.source, "padding.py", "exec")
+        assert mutant.source != plain, mutant.name
+
+
+def test_the_sample_is_always_the_same_and_of_the_asked_size():
+    source = (PACKAGE / "contract" / "routes.py").read_text()
+    found = mutants(source)
+    chosen = sample(found, 10, "routes")
+    assert len(chosen) == 10 and chosen == sample(list(reversed(found)), 10, "routes")
+    assert chosen != sample(found, 10, "other")
+    moved = mutants("# a line more\n" + source)
+    assert [(m.operator, m.before) for m in sample(moved, 10, "routes")] == [
+        (m.operator, m.before) for m in chosen
+    ]
+
+
+def test_every_module_has_tests_or_a_reason():
+    modules = {
+        str(file.relative_to(PACKAGE))
+        for folder in ("contract", "srt")
+        for file in (PACKAGE / folder).rglob("*.py")
+        if mutants(file.read_text())
+    }
+    assert modules == set(TESTS) | set(ELSEWHERE)
+    for tests in TESTS.values():
+        assert all((ROOT / UNIT / test).is_file() for test in tests)
+
+
+CHECK = """
+from sglang_aiter_moe.testing.mutation_run import PACKAGE, passes
+name, tests = "contract/padding.py", ("contract/test_padding.py",)
+source = (PACKAGE / name).read_text()
+broken = source.replace("KERNEL_MULTIPLE = 128", "KERNEL_MULTIPLE = 64")
+assert broken != source
+print(*(passes(name, text, tests, 100)[0] for text in (None, source, broken)))
+print(passes(name, "while True: pass", tests, 2)[0])
+"""
+
+
+def test_a_run_tells_a_guarded_change_from_none():
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["survived", "survived", "killed", "timeout"]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
