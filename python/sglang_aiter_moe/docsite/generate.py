@@ -39,6 +39,8 @@ def files() -> dict[str, Callable[[], str]]:
         "docs/reference/environment.md": _environment,
         "docs/images/doctor.svg": doctor_picture,
         "docs/images/plan.svg": plan_picture,
+        "docs/matrix.md": lambda: _matrix("markdown"),
+        "docs/matrix.svg": lambda: _matrix("svg"),
     }
     for name in PAGES:
         made[f"docs/{name}"] = lambda path=ROOT / "docs" / name: fill(path.read_text("utf-8"))
@@ -46,6 +48,14 @@ def files() -> dict[str, Callable[[], str]]:
         path = f"docs/images/layouts/{name}.svg"
         made[path] = lambda f=form, s=scales, r=rows, c=cols: layout_picture(f, s, r, c)
     return made
+
+
+def _matrix(what: str) -> str:
+    """The matrix's page or picture, from the results in docs/matrix.json."""
+    from sglang_aiter_moe.matrix import picture, report, stored
+
+    kept = stored.load(ROOT / "docs" / "matrix.json")
+    return report.markdown(kept) if what == "markdown" else picture.svg(kept)
 
 
 def layout_picture(form: str, scales: bool, rows: int, cols: int) -> str:

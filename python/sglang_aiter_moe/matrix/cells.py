@@ -7,6 +7,7 @@ in the whole still does.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
@@ -215,6 +216,7 @@ def _blocks() -> Iterator[Cell]:
     )  # fmt: skip
 
 
+@functools.cache
 def full() -> tuple[Cell, ...]:
     """Every cell, without repetition, in an order that does not depend on anything."""
     return tuple(dict.fromkeys(cell for cell in _blocks() if _makes_sense(cell)))
@@ -229,12 +231,14 @@ def _makes_sense(cell: Cell) -> bool:
     return cell.environment.get(name) != value
 
 
+@functools.cache
 def default() -> tuple[Cell, ...]:
     """Every pair of values, and one in seventeen of the rest, chosen by name."""
     chosen = set(covering())
     return tuple(cell for cell in full() if cell in chosen or _digest(cell) % 17 == 0)
 
 
+@functools.cache
 def covering(strength: int = 2) -> tuple[Cell, ...]:
     """A part of :func:`full` with every ``strength`` values of different axes that occur together in it."""
     cells = sorted(full(), key=_digest)

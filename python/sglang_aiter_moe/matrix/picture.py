@@ -17,13 +17,14 @@ def rows(stored: Stored) -> list[tuple[str, bool, dict[tuple[str, str], int]]]:
     """(title, whether it is silent, count by release and side) of each kind that occurs, and of what is not silent."""
     keys = [(release, side) for release in stored.letters for side in (_ALONE, _PATCHED)]
     keys = [(release, side) for release, side in keys if side in stored.letters[release]]
+    only = stored.run_everywhere()
     found = []
     for kind in KINDS:
-        counts = {key: stored.kinds(*key)[kind.key] for key in keys}
+        counts = {key: stored.kinds(*key, only)[kind.key] for key in keys}
         if any(counts.values()):
             found.append((kind.key, True, counts))
     for title, kind in (("refused late", Class.REFUSED_LATE), ("crashed", Class.CRASHED)):
-        found.append((title, False, {key: stored.counts(*key)[kind] for key in keys}))
+        found.append((title, False, {key: stored.counts(*key, only)[kind] for key in keys}))
     return found
 
 
@@ -39,7 +40,9 @@ def svg(stored: Stored) -> str:
         'font-family="sans-serif" font-size="13">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
         _text(
-            12, 22, f"Cells of {len(stored.names)} that are silently wrong, refused late or crash"
+            12,
+            22,
+            f"Cells of {len(stored.run_everywhere())} that are silently wrong, refused late or crash",
         ),
     ]
     for index, (release, side) in enumerate(keys):

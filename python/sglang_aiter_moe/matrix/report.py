@@ -13,7 +13,7 @@ from sglang_aiter_moe.matrix import picture
 from sglang_aiter_moe.matrix.classes import Class
 from sglang_aiter_moe.matrix.expected import CLOSE
 from sglang_aiter_moe.matrix.kinds import KINDS
-from sglang_aiter_moe.matrix.stored import Stored, load
+from sglang_aiter_moe.matrix.stored import NOT_RUN, Stored, load
 
 _INTRODUCTION = """\
 # Matrix: what combinations compute
@@ -38,6 +38,7 @@ patch set.
 _LIMITS = """\
 ## What this does not show
 
+- The counts are of chosen combinations, many of which nobody types. They are no frequency of failure in the field.
 - The cells are small layers ({experts} experts, hidden {halves} or {interleaved}). Tuned rows, which AITER looks up by
   real sizes, are `verify`'s part, and so are SGLang's small-batch kernels, which bypass `fused_moe`.
 - One rank at a time: nothing is communicated, and each rank's part is compared with its share of the oracle.
@@ -49,35 +50,36 @@ _LIMITS = """\
 
 def markdown(stored: Stored) -> str:
     """The page."""
-    releases = list(stored.letters)
-    total = len(stored.names)
+    from sglang_aiter_moe.matrix.layer import EXPERTS, SIZES
+
+    everywhere = stored.run_everywhere()
+    whole = [r for r, sides in stored.letters.items() if NOT_RUN not in "".join(sides.values())]
     parts = [_INTRODUCTION.format(close=CLOSE), "![kinds by release](matrix.svg)\n", "## Counts\n"]
-    option = {"default": "", "full": " --full", "covering": " --covering"}[stored.cells]
     parts.append(
-        f"{total} of {len(matrix_cells.full())} cells (`sglang-aiter-moe matrix{option} --release all "
-        "--store docs/matrix.json`): every pair of values that can occur together, and more chosen by name.\n"
+        f"{len(stored.names)} of {len(matrix_cells.full())} cells: every pair of values that can occur together, and "
+        "more chosen by name (`sglang-aiter-moe matrix --release 0.5.23 --store docs/matrix.json`).\n"
     )
-    parts.append(_counts(stored, releases))
+    parts.append(_counts(stored, whole, None))
+    if len(everywhere) < len(stored.names):
+        parts.append(
+            f"\n{len(everywhere)} cells, which have every pair of values, in every supported release "
+            "(`--covering --release all`):\n"
+        )
+        parts.append(_counts(stored, list(stored.letters), everywhere))
     parts.append("\n## Silent failures of SGLang alone, by kind\n")
     parts.append(
         "The kind says what differed between what SGLang packed or sent and what AITER's kernel read. Public: where it "
-        "is reported, or the rule is published; empty where no report was found.\n"
+        f"is reported, or the rule is published; empty where no report was found. Of {len(everywhere)} cells:\n"
     )
-    parts.append(_kinds(stored, releases))
+    parts.append(_kinds(stored, everywhere))
     parts.append("\n## What the plugin refuses although SGLang alone computes it right\n")
-    parts.append(_stricter(stored, releases))
-    from sglang_aiter_moe.matrix.layer import EXPERTS, SIZES
-
-    parts.append(
-        "\n"
-        + _LIMITS.format(
-            experts=EXPERTS, halves=SIZES["halves"][0], interleaved=SIZES["interleaved"][0]
-        )
-    )
+    parts.append(_stricter(stored, everywhere))
+    sizes = {"halves": SIZES["halves"][0], "interleaved": SIZES["interleaved"][0]}
+    parts.append("\n" + _LIMITS.format(experts=EXPERTS, **sizes))
     return "\n".join(parts)
 
 
-def _counts(stored: Stored, releases: list[str]) -> str:
+def _counts(stored: Stored, releases: list[str], only: list[int] | None) -> str:
     lines = [
         "| SGLang | | right | in another mode | refused | refused late | silently wrong | crashed |",
         "|---|---|---|---|---|---|---|---|",
@@ -86,10 +88,10 @@ def _counts(stored: Stored, releases: list[str]) -> str:
         for side, title in (("unpatched", "alone"), ("patched", "plugin")):
             if side not in stored.letters[release]:
                 continue
-            counts = stored.counts(release, side)
+            counts = stored.counts(release, side, only)
             numbers = [
                 counts[Class.RIGHT],
-                stored.in_another_mode(release, side),
+                stored.in_another_mode(release, side, only),
                 *(counts[k] for k in (Class.REFUSED, Class.REFUSED_LATE)),
                 f"**{counts[Class.SILENT_WRONG]}**",
                 counts[Class.CRASHED],
@@ -98,31 +100,27 @@ def _counts(stored: Stored, releases: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _kinds(stored: Stored, releases: list[str]) -> str:
+def _kinds(stored: Stored, only: list[int]) -> str:
+    releases = list(stored.letters)
     lines = [
         "| kind | what happens | public | " + " | ".join(releases) + " |",
         "|---|---|---|" + "---|" * len(releases),
     ]
     for kind in KINDS:
-        counts = [stored.kinds(release, "unpatched")[kind.key] for release in releases]
+        counts = [stored.kinds(release, "unpatched", only)[kind.key] for release in releases]
         if any(counts):
             numbers = " | ".join(map(str, counts))
             lines.append(f"| {kind.key} | {kind.title} | {kind.public} | {numbers} |")
     return "\n".join(lines) + "\n"
 
 
-def _stricter(stored: Stored, releases: list[str]) -> str:
+def _stricter(stored: Stored, only: list[int]) -> str:
     lines = ["| SGLang | cells | " + " | ".join(name for name, _ in _REASONS) + " |"]
     lines.append("|---|---|" + "---|" * len(_REASONS))
     cells = matrix_cells.SETS[stored.cells]()
-    for release in releases:
-        both = zip(
-            cells,
-            stored.letters[release]["unpatched"],
-            stored.letters[release]["patched"],
-            strict=True,
-        )
-        chosen = [cell for cell, alone, plugin in both if alone in ".:" and plugin == "r"]
+    for release, sides in stored.letters.items():
+        alone, plugin = sides["unpatched"], sides["patched"]
+        chosen = [cells[i] for i in only if alone[i] in ".:" and plugin[i] == "r"]
         counts = dict.fromkeys((name for name, _ in _REASONS), 0)
         for cell in chosen:
             counts[next(name for name, applies in _REASONS if applies(cell))] += 1
@@ -133,11 +131,8 @@ def _stricter(stored: Stored, releases: list[str]) -> str:
 
 
 def _unclean(cell: matrix_cells.Cell) -> bool:
-    values = {cell.a8w4, cell.a4w4, cell.gu_itlv}
-    return not values <= {None, "0", "1", "true", "True"} or not {
-        cell.a8w4,
-        cell.a4w4,
-    } <= {None, "0", "1"}
+    flags = {cell.a8w4, cell.a4w4} - {None, "0", "1"}
+    return bool(flags) or cell.gu_itlv not in (None, "0", "1", "true", "True")
 
 
 _REASONS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ _LETTERS = {
     Class.CRASHED: "c",
 }
 _OTHER_MODE = ":"
+NOT_RUN = " "
 #: A silently wrong cell has the letter of its kind.
 _KINDS = {kind.key: letter for kind, letter in zip(KINDS, "ABDEFGHIJKLMN", strict=True)}
 _CLASS_OF = {letter: kind for kind, letter in _LETTERS.items()} | {_OTHER_MODE: Class.RIGHT}
@@ -47,7 +48,8 @@ class Stored:
 
     Attributes:
         cells: name of the set.
-        letters: by release and side ("unpatched", "patched"), one letter for each cell.
+        letters: by release and side ("unpatched", "patched"), one letter for each cell, NOT_RUN where it was
+            not run.
     """
 
     cells: str
@@ -57,17 +59,30 @@ class Stored:
     def names(self) -> list[str]:
         return [cell.name for cell in SETS[self.cells]()]
 
-    def counts(self, release: str, side: str) -> Counter[Class]:
-        """How many cells of each class."""
-        return Counter(class_of(found) for found in self.letters[release][side])
+    def row(self, release: str, side: str, only: Collection[int] | None = None) -> str:
+        """The letters of the cells that were run; ``only``: of these positions."""
+        row = self.letters[release][side]
+        chosen = row if only is None else "".join(row[index] for index in only)
+        return chosen.replace(NOT_RUN, "")
 
-    def kinds(self, release: str, side: str) -> Counter[str]:
+    def counts(
+        self, release: str, side: str, only: Collection[int] | None = None
+    ) -> Counter[Class]:
+        """How many cells of each class."""
+        return Counter(class_of(found) for found in self.row(release, side, only))
+
+    def kinds(self, release: str, side: str, only: Collection[int] | None = None) -> Counter[str]:
         """How many silently wrong cells of each kind."""
-        found = Counter(self.letters[release][side])
+        found = Counter(self.row(release, side, only))
         return Counter({key: found[own] for own, key in _KIND_OF.items() if found[own]})
 
-    def in_another_mode(self, release: str, side: str) -> int:
-        return self.letters[release][side].count(_OTHER_MODE)
+    def in_another_mode(self, release: str, side: str, only: Collection[int] | None = None) -> int:
+        return self.row(release, side, only).count(_OTHER_MODE)
+
+    def run_everywhere(self) -> list[int]:
+        """Positions of the cells that every release and side has."""
+        rows = [row for sides in self.letters.values() for row in sides.values()]
+        return [i for i, column in enumerate(zip(*rows, strict=True)) if NOT_RUN not in column]
 
     def to_json(self) -> dict[str, Any]:
         names = self.names
@@ -81,15 +96,25 @@ class Stored:
 
 
 def store(path: Path, cells: str, results: Iterable[Results]) -> Stored:
-    """Writes results, beside those of other releases that are there for the same cells."""
+    """Writes results into ``path``, in place of those that it has for the same cells, release and side.
+
+    Args:
+        path: of a file that this function made before, or of none.
+        cells: name of the set; a file of a larger set takes the results of a part of it.
+    """
     letters: dict[str, dict[str, str]] = {}
     if path.exists():
         before = load(path)
-        if before.cells == cells:
+        if set(SETS[cells]()) <= set(SETS[before.cells]()):
+            cells = before.cells
             letters = {r: dict(sides) for r, sides in before.letters.items()}
+    position = {cell: index for index, cell in enumerate(SETS[cells]())}
     for one in results:
-        row = "".join(letter(cell, outcome) for cell, outcome in one.outcomes.items())
-        letters.setdefault(one.side.release, {})[one.side.name] = row
+        sides = letters.setdefault(one.side.release, {})
+        row = list(sides.get(one.side.name, NOT_RUN * len(position)))
+        for cell, outcome in one.outcomes.items():
+            row[position[cell]] = letter(cell, outcome)
+        sides[one.side.name] = "".join(row)
     stored = Stored(cells, dict(sorted(letters.items())))
     path.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
     return stored

@@ -58,6 +58,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "srt/layers/moe/moe_runner/call_arguments.py": _RUNNER,
     "srt/layers/moe/moe_runner/dispatch.py": _RUNNER,
     "srt/layers/moe/moe_runner/expert_ids.py": _RUNNER,
+    "srt/layers/moe/correction_bias.py": ("layers/moe/test_topk_correction_bias_cache.py",),
     "srt/layers/moe/topk.py": ("layers/moe/test_topk_correction_bias_cache.py",),
     "srt/layers/quantization/mxfp4.py": (*_LAYOUT, f"{_MX}situ_output.py"),
     "srt/layers/quantization/mxfp4_checkpoint.py": _LAYOUT,

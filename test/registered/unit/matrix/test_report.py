@@ -9,7 +9,7 @@ import pytest
 from sglang_aiter_moe.matrix import cells, picture, report, stored
 from sglang_aiter_moe.matrix.classes import Class
 from sglang_aiter_moe.matrix.one_cell import Outcome
-from sglang_aiter_moe.matrix.run import RELEASES, Results, Side
+from sglang_aiter_moe.matrix.run import Results, Side
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
@@ -27,19 +27,30 @@ def test_the_page_and_the_picture_are_made_from_the_results(kept):
     assert (DOCS / "matrix.svg").read_text() == picture.svg(kept)
 
 
-def test_every_supported_release_is_there_on_both_sides(kept):
-    assert tuple(kept.letters) == RELEASES
+def test_every_release_has_both_sides_and_the_covering_cells(kept):
+    covering = {cell.name for cell in cells.covering()}
+    everywhere = {kept.names[index] for index in kept.run_everywhere()}
+    assert covering <= everywhere
     for release, sides in kept.letters.items():
         assert set(sides) == {"unpatched", "patched"}, release
         assert {len(row) for row in sides.values()} == {len(kept.names)}
 
 
-@pytest.mark.parametrize("release", RELEASES)
+def test_the_two_releases_of_ci_have_every_cell(kept):
+    for release in ("0.5.19", "0.5.23"):
+        for side, row in kept.letters[release].items():
+            assert stored.NOT_RUN not in row, (release, side)
+
+
+STORED = tuple(stored.load(DOCS / "matrix.json").letters)
+
+
+@pytest.mark.parametrize("release", STORED)
 def test_with_the_patch_set_every_cell_is_right_or_refused(kept, release):
     assert set(kept.counts(release, "patched")) == {Class.RIGHT, Class.REFUSED}
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", STORED)
 def test_sglang_alone_is_silently_wrong_and_crashes(kept, release):
     # A matrix that finds nothing there would find nothing in the patched one either.
     alone = kept.counts(release, "unpatched")
@@ -72,6 +83,22 @@ def test_storing_keeps_other_releases_and_reads_back(tmp_path):
     assert back.counts("0.5.19", "unpatched") == {Class.SILENT_WRONG: total}
     assert sum(back.kinds("0.5.19", "unpatched").values()) == total
     assert back.counts("0.5.19", "patched") == {Class.REFUSED: total}
+
+
+def test_a_part_goes_into_the_results_of_the_whole(tmp_path):
+    path = tmp_path / "matrix.json"
+    refused = Outcome("load", "ContractError", "no")
+    right = Outcome("done", mode="A16W4", diff=1e-6)
+    whole = Results(Side("0.5.23", True), dict.fromkeys(cells.default(), refused), 1.0)
+    stored.store(path, "default", [whole])
+    stored.store(path, "covering", [some_results(Side("0.5.23", True), right)])
+    kept = stored.store(path, "covering", [some_results(Side("0.5.19", True), right)])
+    covering = len(cells.covering())
+    assert kept.cells == "default"
+    assert kept.counts("0.5.23", "patched")[Class.REFUSED] == len(cells.default()) - covering
+    assert kept.counts("0.5.23", "patched")[Class.RIGHT] == covering
+    assert kept.counts("0.5.19", "patched") == {Class.RIGHT: covering}
+    assert [kept.names[i] for i in kept.run_everywhere()] == [c.name for c in cells.covering()]
 
 
 def test_results_of_other_cells_are_not_taken_for_these(tmp_path):
