@@ -23,12 +23,8 @@ from sglang_aiter_moe.portable.triton.stage1 import stage1_kernel
 from sglang_aiter_moe.portable.triton.stage2 import stage2_kernel
 
 WAVE = {"gfx942": 64, "gfx950": 64, "gfx1250": 32}
-MODES = {
-    "gfx942": ("A16W4",),
-    "gfx950": ("A16W4", "A8W4", "A4W4"),
-    "gfx1250": ("A8W4", "A4W4"),
-}
-"""The modes that AITER has on each arch (docs/contract.md section b)."""
+MODES = ("A16W4", "A8W4", "A4W4")
+"""All of them on each arch, whether or not AITER has the mode there (docs/contract.md section b): tables do."""
 LAYOUTS = {
     ("gfx950", "A8W4"): ("gu_interleaved", "gu_interleaved", "separated"),
     ("gfx1250", "A8W4"): ("gu_interleaved_gfx1250", "n32k4_gu", "n32k4"),
@@ -141,7 +137,7 @@ def reports(archs: list[str], shapes: tuple[str, ...] = ("k3", "gpt-oss")) -> It
     """Every table row, stage and shape of ``archs``."""
     known = {"k3": K3, "gpt-oss": GPT_OSS}
     for arch in archs:
-        for mode in MODES[arch]:
+        for mode in MODES:
             for _, config in table.load(arch)[mode]:
                 for stage in (1, 2):
                     for name in shapes:

@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=150, suite="base-a-test-cpu")
+register_cpu_ci(est_time=210, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
+
+from sglang_aiter_moe.portable.triton import table  # noqa: E402
 
 MOST_VGPRS = 256  # two waves a SIMD on CDNA (512 registers), four on gfx1250 (1024)
 MOST_LDS = 64 << 10
@@ -38,7 +41,13 @@ def rows() -> list[dict]:
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx1250"])
 def test_table_builds_clean(rows, arch):
     mine = [row for row in rows if row["arch"] == arch]
-    assert mine
+    built = {(r["mode"], r["stage"], r["block_m"], tuple(sorted(r["tile"].items()))) for r in mine}
+    assert built == {
+        (mode, stage, config.m, tuple(sorted(asdict(tile).items())))
+        for mode, configs in table.load(arch).items()
+        for _, config in configs
+        for stage, tile in ((1, config.stage1), (2, config.stage2))
+    }
     for row in mine:
         assert row["vgpr_spills"] == row["sgpr_spills"] == row["scratch"] == 0, row
         assert row["vgprs"] <= MOST_VGPRS and row["lds"] <= MOST_LDS, row

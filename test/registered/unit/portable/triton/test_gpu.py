@@ -12,7 +12,7 @@ import torch
 from sglang_aiter_moe.testing.registration import register_cuda_ci
 from sglang_aiter_moe.testing.triton_cases import CASES, Case, run_case
 
-register_cuda_ci(est_time=300, stage="base-a", runner_config="1-gpu-small")
+register_cuda_ci(est_time=500, stage="base-a", runner_config="1-gpu-small")
 
 pytest.importorskip("triton")
 pytestmark = [
