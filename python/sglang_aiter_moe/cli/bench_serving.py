@@ -12,7 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sglang_aiter_moe.cli.output import JsonOption, console, write_json
+from sglang_aiter_moe.cli.output import (
+    JsonOption,
+    console,
+    end_children_on_sigterm,
+    write_json,
+)
 from sglang_aiter_moe.serving import sweep
 
 _SIDE_HELP = "NAME=VALUE, unset=NAME, plugin=on|off, python=PATH, url=http://HOST:PORT or label=TEXT; repeat."
@@ -117,6 +122,7 @@ def serving(
         point_timeout,
         progress=lambda line: show.print(escape(line), soft_wrap=True),
     )
+    end_children_on_sigterm()
     result = session.compare(setup, sides)
     rows = report.summarise(result["runs"], setup.gpus)
     _show(show, rows, sides)

@@ -60,6 +60,15 @@ def console(json_target: str | None = None) -> Console:
     return out
 
 
+def end_children_on_sigterm() -> None:
+    """Lets SIGTERM (``timeout``, a job scheduler) unwind the process as Ctrl-C does.
+
+    By default it ends Python without a ``finally``, and servers and builds, which run in process groups of
+    their own, go on without anybody to end them.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def write_json(data: Any, json_target: str | None) -> None:
     """Writes `data` where `--json` asked for it; does nothing when it was not given.
 

@@ -14,7 +14,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sglang_aiter_moe.cli.output import JsonOption, console, write_json
+from sglang_aiter_moe.cli.output import (
+    JsonOption,
+    console,
+    end_children_on_sigterm,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from sglang_aiter_moe.prebuild.driver import Build, Outcome
@@ -90,6 +95,7 @@ def prebuild(
     ]
     for lock in found:
         out.print(f"lock {lock.path}: {lock.state}, {lock.reason}", markup=False, soft_wrap=True)
+    end_children_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="aiter-moe-prebuild-") as name:
         folder = Path(name)
         builds = []

@@ -4,6 +4,7 @@ Builds here are small scripts; no AITER is involved.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -58,6 +59,26 @@ def test_a_build_that_hangs_is_ended_with_what_it_started(tmp_path):
     deadline = time.monotonic() + 10
     while _alive(int(pid.read_text())) and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert not _alive(int(pid.read_text()))
+
+
+def test_sigterm_ends_a_build_too(tmp_path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from sglang_aiter_moe.cli.output import end_children_on_sigterm\n"
+        "from sglang_aiter_moe.prebuild import driver\n"
+        "end_children_on_sigterm()\n"
+        'slow = \'import os, time; open("pid", "w").write(str(os.getpid())); time.sleep(600)\'\n'
+        "build = driver.Build('a', (sys.executable, '-c', slow), {})\n"
+        "list(driver.run([build], log=Path('log'), total_s=600, step_s=600))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    pid = tmp_path / "pid"
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
     assert not _alive(int(pid.read_text()))
 
 
