@@ -124,6 +124,7 @@ class MoePlan:
             that the target's AITER does not know.
         decisions: each with its reason and source.
         bypasses: kernels that go around ``fused_moe``.
+        stated: ``call_kwargs`` and the pads in a plain dict, for the call; not to be changed.
     """
 
     spec: MoeSpec
@@ -141,10 +142,13 @@ class MoePlan:
     call_kwargs: Mapping[str, Any]
     decisions: tuple[Decision, ...]
     bypasses: tuple[Bypass, ...] = ()
+    stated: dict[str, Any] = field(init=False, compare=False, repr=False)
     _watch: _Watch = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "call_kwargs", MappingProxyType(dict(self.call_kwargs)))
+        pads = {"hidden_pad": self.hidden_pad, "intermediate_pad": self.intermediate_pad}
+        object.__setattr__(self, "stated", {**self.call_kwargs, **pads})
         object.__setattr__(self, "_watch", _Watch(self))
 
     def __hash__(self) -> int:
@@ -218,7 +222,7 @@ class MoePlan:
         Raises:
             ContractError: naming what changed, from what to what.
         """
-        if torch.compiler.is_compiling() or self._watch.unchanged():
+        if torch.compiler.is_compiling() or environ.holds(self._watch.loaded):
             return
         self._check_changes()
 
@@ -255,7 +259,7 @@ class MoePlan:
         values = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
-            if name not in ("_watch", "spec", "target")
+            if name not in ("_watch", "stated", "spec", "target")
         }
         values["call_kwargs"] = dict(self.call_kwargs)
         for name in ("ranges", "decisions", "bypasses"):
@@ -317,10 +321,8 @@ class _Watch:
     def __init__(self, plan: MoePlan) -> None:
         self.names = watched_variables(plan.spec.activation, plan.target.arch)
         self._loaded = {name: plan.target.env.get(name) for name in self.names}
-        self._encoded = environ.encoded(self._loaded.items())
-
-    def unchanged(self) -> bool:
-        return environ.holds(self._encoded)
+        #: What ``environ.holds`` compares.
+        self.loaded = environ.encoded(self._loaded.items())
 
     def changes(self) -> list[tuple[str, str | None, str | None]]:
         """(name, value at load, value now) of each variable that differs."""
@@ -329,4 +331,4 @@ class _Watch:
 
     def accept(self) -> None:
         """Takes the present values for the same as those of the load."""
-        self._encoded = environ.encoded(environ.snapshot(self.names).items())
+        self.loaded = environ.encoded(environ.snapshot(self.names).items())

@@ -126,8 +126,10 @@ def _of_this_release() -> tuple[type, dict[str, Any]]:
     """SGLang's ``AiterRunnerOutput``, and what the release adds to every ``fused_moe`` call."""
     from sglang.srt.layers.moe.moe_runner import aiter
 
-    extras = {"moe_sorting_dispatch_policy": getattr(aiter, "_MOE_SORTING_DISPATCH_POLICY", None)}
-    return aiter.AiterRunnerOutput, extras
+    policy = getattr(aiter, "_MOE_SORTING_DISPATCH_POLICY", None)
+    return aiter.AiterRunnerOutput, {} if policy is None else {
+        "moe_sorting_dispatch_policy": policy
+    }
 
 
 def select_experts(

@@ -188,7 +188,7 @@ def compute(
         quant_info: weights.
         running_state: what SGLang's permute step left.
         extras: keywords that the caller's SGLang release always sends
-            (``moe_sorting_dispatch_policy`` from 0.5.22); None: not sent.
+            (``moe_sorting_dispatch_policy`` from 0.5.22).
         limit_gate_mode: what a ``swiglu_limit`` without any other writer stands for.
         no_combine_supported: overrides the look at AITER's signature.
 
@@ -211,13 +211,14 @@ def compute(
             )
 
     hidden_states = runner_input.hidden_states
+    shape = hidden_states.shape  # each look at it makes a new one
     buffer = None if no_combine else _output_buffer(runner_input, quant_info)
-    if hidden_states.shape[0] == 0:
+    if shape[0] == 0:
         return _empty_result(runner_input, quant_info, no_combine, buffer)
 
     plan = getattr(quant_info, "plan", None)
     if plan is not None and not is_traced_or_captured(hidden_states):
-        check_planned_input(runner_input, plan)
+        check_planned_input(runner_input, plan, shape)
         plan.check_still_holds()
 
     quant_type = runner_input.quant_type._value_  # .value is a Python property
@@ -230,13 +231,13 @@ def compute(
         quant_info,
         plan,
         api.activations[activation],
+        api.quant_types[quant_type],
         api,
         limit_gate_mode,
     )
     if extras:
         for name, value in extras.items():
-            if value is not None:
-                arguments.setdefault(name, value)
+            arguments.setdefault(name, value)
     if no_combine:
         arguments["no_combine"] = True
     elif buffer is not None:
@@ -245,25 +246,14 @@ def compute(
         elif api.takes_output and _kernel_may_write(buffer, hidden_states, quant_info):
             arguments["output"] = buffer
 
-    topk_ids = runner_input.topk_ids
     if quant_info.expert_mask is not None:
-        topk_ids, topk_weights = expert_ids.reroute_invalid(
-            topk_ids, runner_input.topk_weights, quant_info, running_state
+        arguments["topk_ids"], arguments["topk_weight"] = expert_ids.reroute_invalid(
+            runner_input.topk_ids, runner_input.topk_weights, quant_info, running_state
         )
-    else:
-        topk_weights = runner_input.topk_weights
     try:
-        result = api.fused_moe(
-            hidden_states=hidden_states,
-            w1=quant_info.w13_weight,
-            w2=quant_info.w2_weight,
-            topk_weight=topk_weights,
-            topk_ids=topk_ids,
-            quant_type=api.quant_types[quant_type],
-            **arguments,
-        )
+        result = api.fused_moe(**arguments)
     except IndexError as error:
-        raise expert_ids.out_of_range(topk_ids, quant_info) from error
+        raise expert_ids.out_of_range(arguments["topk_ids"], quant_info) from error
     return result if buffer is None else zero_copy_context.deliver(result, buffer)
 
 

@@ -15,7 +15,7 @@ GATE_MODES = ("separated", "interleave")
 ACTIVATION_DTYPES = (torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int32, torch.int64)
 
-# Keywords that compute() itself passes.
+# What a layer's own keywords may not replace.
 OPERANDS = ("hidden_states", "w1", "w2", "topk_weight", "topk_ids", "quant_type")
 
 # AITER's SwiGLU-OAI has both constants built in (docs/contract.md section c, swiglu_limit).
@@ -62,18 +62,23 @@ def resolve_gate_mode(
     return stated
 
 
-def check_planned_input(runner_input: Any, plan: Any) -> None:
+def check_planned_input(runner_input: Any, plan: Any, shape: torch.Size) -> None:
     """Tokens and routing of a call against the layer's plan; only shapes and dtypes are looked at.
 
     AITER takes the number of tokens from ``topk_ids`` and the widths from the weights, and reads what
     is there.
+
+    Args:
+        runner_input: an ``AiterRunnerInput``.
+        plan: the layer's plan.
+        shape: of its ``hidden_states``.
 
     Raises:
         ContractError: naming the tensor that does not fit.
     """
     hidden_states, ids = runner_input.hidden_states, runner_input.topk_ids
     weights, width = runner_input.topk_weights, plan.padded_hidden_size
-    shape, routing = hidden_states.shape, ids.shape  # each look at a shape makes a new one
+    routing = ids.shape
     quantised = runner_input.a1_scale is not None
     if not quantised and (
         len(shape) != 2 or shape[1] != width or hidden_states.dtype not in ACTIVATION_DTYPES
@@ -133,10 +138,11 @@ def call_arguments(
     quant_info: Any,
     plan: Any,
     activation: Any,
+    quant_type: Any,
     api: AiterApi,
     limit_gate_mode: str,
 ) -> dict[str, Any]:
-    """Every keyword of the call but the tensors of tokens, routing and weights.
+    """Every keyword of the call, in one dict: a call of keywords beside a dict copies them one by one.
 
     Args:
         config: the runner's configuration.
@@ -144,6 +150,7 @@ def call_arguments(
         quant_info: an ``AiterMoeQuantInfo``.
         plan: the layer's plan, or None.
         activation: the member of ``aiter.ActivationType``.
+        quant_type: the member of ``aiter.QuantType``.
         api: the AITER that is called.
         limit_gate_mode: what a ``swiglu_limit`` without other writers stands for.
 
@@ -152,6 +159,12 @@ def call_arguments(
     """
     a1_scale = runner_input.a1_scale
     arguments = {
+        "hidden_states": runner_input.hidden_states,
+        "w1": quant_info.w13_weight,
+        "w2": quant_info.w2_weight,
+        "topk_weight": runner_input.topk_weights,
+        "topk_ids": runner_input.topk_ids,
+        "quant_type": quant_type,
         "activation": activation,
         "w1_scale": quant_info.w13_scale,
         "w2_scale": quant_info.w2_scale,
@@ -175,9 +188,7 @@ def call_arguments(
     fp8_activations = getattr(quant_info, "fp8_activations", False)
     if plan is not None:
         _check_planned(quant_info, plan)
-        arguments.update(plan.call_kwargs)
-        arguments["hidden_pad"] = plan.hidden_pad
-        arguments["intermediate_pad"] = plan.intermediate_pad
+        arguments.update(plan.stated)
         agrees = field == "separated" or field == arguments["gate_mode"]
         if agrees and not fused_moe_kwargs and not fp8_activations:
             return arguments  # the usual call
@@ -212,9 +223,10 @@ def _check_planned(quant_info: Any, plan: Any) -> None:
     The plan states fewer pads than there are where a kernel could not take them all.
     """
     spec = plan.spec
-    if quant_info.expert_mask is not None and not spec.expert_parallel:
-        raise _not_planned("expert_mask", spec)
-    if quant_info.expert_mask is None and spec.expert_parallel:
+    if quant_info.expert_mask is not None:
+        if not spec.expert_parallel:
+            raise _not_planned("expert_mask", spec)
+    elif spec.expert_parallel:
         raise ContractError(
             f"AiterMoeQuantInfo.expert_mask is None, but {spec.name} was planned for expert parallelism",
             allowed="the dispatcher's mask: without one AITER takes global expert ids for local ones",
