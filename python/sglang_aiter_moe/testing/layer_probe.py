@@ -364,7 +364,7 @@ def probe_origin() -> dict[str, Any]:
     """Whose code runs: SGLang's files, and what of our own package is in this process."""
     from sglang.srt.layers.quantization import mxfp4
 
-    ours = ("srt", "contract", "patches.glue", "plugin")
+    ours = ("srt.layers", "contract", "patches.glue", "plugin")
     loaded = [name for name in ours if f"sglang_aiter_moe.{name}" in sys.modules]
     return {"mxfp4": mxfp4.__file__, "loaded": loaded}
 
