@@ -15,8 +15,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 CELL = "CELL "
+_left_out: list[Any] = []
 #: What SGLang wants to know of a model before it builds layers; the layers take their sizes from the cells.
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -52,8 +54,7 @@ def main(job: Path, port: int) -> None:
     start = time.monotonic()
     in_force = []
     for without in asked["without"]:
-        if without is not None:
-            leave_out(without)
+        leave_out(without)
         for fields in asked["cells"]:
             cell = Cell(**fields)
             outcome = one_cell.run(cell, worker)
@@ -67,21 +68,28 @@ def main(job: Path, port: int) -> None:
     )
 
 
-def leave_out(name: str) -> None:
-    """The patch set without one patch, in a process that may have had it.
+def leave_out(name: str | None) -> None:
+    """Takes one patch out of this process, and puts back what was taken out before.
+
+    Args:
+        name: of a patch that is in force; None: only put back.
 
     Raises:
-        ValueError: there is no such patch.
+        ValueError: no such patch is in force.
     """
     from sglang_aiter_moe import plugin
-    from sglang_aiter_moe.patches.table import PATCHES
+    from sglang_aiter_moe.patches.install import install, uninstall
 
-    kept = tuple(patch for patch in PATCHES if patch.name != name)
-    if len(kept) == len(PATCHES):
-        raise ValueError(f"no patch is called {name!r}")
-    plugin.unregister()
-    plugin.PATCHES = kept
-    plugin.register()
+    while _left_out:
+        install(_left_out.pop())
+    if name is None:
+        return
+    for state in plugin.states():
+        if state.patch.name == name and state.status.value == "in force":
+            uninstall(state)
+            _left_out.append(state)
+            return
+    raise ValueError(f"no patch called {name!r} is in force")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,126 @@
+"""Which cells of the matrix each patch is for: what has to show when it alone is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sglang_aiter_moe.matrix.cells import Cell
+from sglang_aiter_moe.matrix.classes import Class
+
+
+def control_cells() -> tuple[Cell, ...]:
+    """A few cells of each sort, on SGLang 0.5.23."""
+    mixed = {"rows": "interleaved"}
+    swiglu = {"activation": "swiglu", **mixed}
+    unclamped = {"activation": "swiglu_unclamped", **mixed}
+    a8w4_silu = {"gu_itlv": "1", "setting": "FP8_BOUND=0", **mixed}
+    return (
+        # SiTUv2 in its three modes, and flags that nobody reads alike.
+        Cell(),
+        Cell(a8w4="1"),
+        Cell(a4w4="1"),
+        Cell(a8w4="true"),
+        Cell(a4w4="yes"),
+        Cell(change="set A8W4=1"),
+        Cell(a8w4="1", change="unset A8W4"),
+        Cell(a4w4="1", change="set GU_ITLV=0"),
+        # Ranks.
+        Cell(parallel="tp8r0"),
+        Cell(parallel="tp8r7", setting="K3_OPT=1", a4w4="1"),
+        Cell(parallel="ep2r1"),
+        Cell(parallel="ep2r1", a8w4="1"),
+        Cell(**swiglu, parallel="tp4r0", bias=True, tokens=255),
+        Cell(**swiglu, parallel="tp8r0", bias=True, tokens=257),
+        Cell(**unclamped, parallel="tp8r0", gu_itlv="0"),
+        # SwiGLU, with and without a limit, on both sides of the bound.
+        Cell(**swiglu, tokens=255),
+        Cell(**swiglu),
+        Cell(**unclamped, tokens=255),
+        Cell(**unclamped),
+        Cell(**unclamped, gu_itlv="0"),
+        Cell(**swiglu, change="set GU_ITLV=0", tokens=255),
+        Cell(activation="swiglu_limit3", **mixed, tokens=255),
+        # Other activations.
+        Cell(activation="silu"),
+        Cell(activation="silu", **a8w4_silu),
+        Cell(activation="silu_limit2", **a8w4_silu),
+        Cell(activation="gelu", gu_itlv="0", setting="FLYDSL_FORCE=0,KSPLIT=1"),
+        # Other machines.
+        Cell(arch="gfx942"),
+        Cell(arch="gfx1250"),
+        Cell(arch="gfx1250", activation="silu", setting="FORCE_A8W4=1"),
+        Cell(aiter="0.1.14"),
+        Cell(**swiglu, aiter="0.1.12", tokens=255),
+        # Weights that come again.
+        Cell(change="process again"),
+        Cell(a8w4="1", change="update from disk"),
+        Cell(a8w4="1", change="update from tensors"),
+        Cell(**swiglu, change="process again", tokens=255),
+        Cell(**swiglu, change="update from disk", tokens=255),
+        Cell(**swiglu, change="update from tensors", tokens=255),
+    )
+
+
+@dataclass(frozen=True)
+class Control:
+    """One patch.
+
+    Attributes:
+        breaks: whether a cell, whose class with every patch is given, has another one without this patch.
+        becomes: the classes that such cells may have.
+    """
+
+    breaks: Callable[[Cell, Class], bool]
+    becomes: frozenset[Class]
+
+
+def _none(cell: Cell, whole: Class) -> bool:
+    return False
+
+
+def _right(cell: Cell, whole: Class) -> bool:
+    return whole is Class.RIGHT
+
+
+def _decided_by_the_plan(cell: Cell, whole: Class) -> bool:
+    """Everything but what SGLang's own branch gets right once the w13 selector is patched."""
+    unclean = bool({cell.a8w4, cell.a4w4} - {None, "0", "1"})
+    changed = cell.change not in ("nothing",) and cell != Cell(a4w4="1", change="set GU_ITLV=0")
+    masked = cell.parallel.startswith("ep") and cell.a8w4 != "1"
+    unclamped = cell.activation == "swiglu_unclamped"
+    unclamped = unclamped and not (cell.gu_itlv == "0" and cell.parallel == "tp1")
+    other = cell.activation in ("silu", "silu_limit2", "gelu", "swiglu_limit3")
+    machine = cell.arch == "gfx1250" or cell.aiter in ("0.1.12", "0.1.14")
+    return unclean or changed or masked or unclamped or other or machine
+
+
+def _decided_at_the_call(cell: Cell, whole: Class) -> bool:
+    """What needs the plan in the call: gate_mode without a limit, gfx1250, and flags that changed after the load."""
+    unlimited = cell.activation == "swiglu_unclamped" or (
+        cell.activation == "silu" and cell.setting == "FP8_BOUND=0"
+    )
+    changed = cell.change in ("set A8W4=1", "unset A8W4")
+    changed = changed or (cell.activation == "swiglu" and cell.change == "set GU_ITLV=0")
+    return unlimited or changed or cell.arch == "gfx1250"
+
+
+_NOTHING = Control(_none, frozenset())
+_ANY = frozenset(Class)
+CONTROLS: dict[str, Control] = {
+    "MXFP4 plan and sizes": Control(_decided_by_the_plan, _ANY - {Class.REFUSED}),
+    "MXFP4 weight layout": Control(
+        _right, frozenset({Class.REFUSED_LATE, Class.REFUSED, Class.CRASHED})
+    ),
+    "MXFP4 call": Control(_decided_at_the_call, frozenset({Class.SILENT_WRONG, Class.CRASHED})),
+    "AITER runner": Control(
+        _decided_at_the_call, frozenset({Class.SILENT_WRONG, Class.CRASHED, Class.REFUSED_LATE})
+    ),
+    # For other callers, or behind another patch that does the same: layers with a plan do not need these.
+    "w13 layout selector": _NOTHING,
+    "MXFP4 activation": _NOTHING,
+    "gate_mode and plan of a call": _NOTHING,
+    "raw form before a weight update": _NOTHING,
+    "MXFP4 weights in update_weights_from_disk": _NOTHING,
+    "MXFP4 weights in update_weights_from_tensor": _NOTHING,
+}

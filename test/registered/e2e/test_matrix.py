@@ -1,0 +1,102 @@
+"""The covering part of the matrix on two SGLang releases, in shuffled order, against the kept results.
+
+The kept results were made in the cells' own order, so that equal answers also show that no cell leaves anything
+behind. The controls leave patches out, one at a time, and the matrix has to show the cells of each.
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sglang_aiter_moe.matrix import cells, stored
+from sglang_aiter_moe.matrix.classes import Class
+from sglang_aiter_moe.matrix.run import Side, run, run_without, sglang_of
+from sglang_aiter_moe.testing.matrix_controls import CONTROLS, control_cells
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=150, suite="base-a-test-cpu")
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+SIDES = [Side(release, patched) for release in ("0.5.23", "0.5.19") for patched in (True, False)]
+
+
+class Runs:
+    """Processes that run two at a time, each started when it is first asked for or together."""
+
+    def __init__(self, pool):
+        self.pool, self.futures = pool, {}
+
+    def start(self, key, function, *arguments, **more):
+        if key not in self.futures:
+            self.futures[key] = self.pool.submit(function, *arguments, **more)
+        return self.futures[key]
+
+
+@pytest.fixture(scope="session")
+def runs():
+    covering = cells.covering()
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        started = Runs(pool)
+        for number, side in enumerate(SIDES):
+            sglang = sglang_of(side.release)
+            started.start(side, run, covering, side, sglang, seed=number, timeout=1800)
+        names = [None, *CONTROLS]
+        started.start(
+            "controls",
+            run_without,
+            control_cells(),
+            Side("0.5.23", True),
+            sglang_of("0.5.23"),
+            names,
+            timeout=1800,
+        )
+        yield started.futures
+
+
+@pytest.fixture(scope="session")
+def kept():
+    results = stored.load(DOCS / "matrix.json")
+    return results, {name: index for index, name in enumerate(results.names)}
+
+
+@pytest.mark.parametrize("side", [s for s in SIDES if s.patched], ids=lambda s: s.release)
+def test_with_the_patch_set_every_cell_is_right_or_refused(runs, side):
+    results = runs[side].result()
+    assert len(results.outcomes) == len(cells.covering())
+    failed = [
+        (cell.name, kind.value, results.outcomes[cell])
+        for cell, kind in results.classes().items()
+        if kind not in (Class.RIGHT, Class.REFUSED)
+    ]
+    assert not failed
+
+
+@pytest.mark.parametrize("side", SIDES, ids=lambda s: f"{s.release} {s.name}")
+def test_each_cell_is_as_kept_in_whatever_order_it_runs(runs, kept, side):
+    results, position = kept
+    row = results.letters[side.release][side.name]
+    differing = {
+        cell.name: (row[position[cell.name]], stored.letter(cell, outcome))
+        for cell, outcome in runs[side].result().outcomes.items()
+        if row[position[cell.name]] != stored.letter(cell, outcome)
+    }
+    assert not differing
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_without_a_patch_the_matrix_shows_its_cells_and_no_others(runs, name):
+    results = runs["controls"].result()
+    whole, without = results[None].classes(), results[name].classes()
+    changed = {cell.name for cell in whole if without[cell] is not whole[cell]}
+    mine = {cell.name for cell in whole if CONTROLS[name].breaks(cell, whole[cell])}
+    assert changed == mine
+    worse = {without[cell] for cell in whole if cell.name in changed}
+    assert worse <= CONTROLS[name].becomes
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
