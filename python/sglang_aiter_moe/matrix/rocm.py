@@ -95,6 +95,7 @@ def _pretend(module: types.ModuleType, arch: str) -> None:
         "is_hip": lambda: True,
         "is_cpu": lambda: False,
         "is_gfx95_supported": lambda: arch == "gfx950",
+        "mxfp_supported": lambda: arch == "gfx950",  # the same in 0.5.17
     }
     for name, answer in answers.items():
         if hasattr(module, name):
