@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 from sglang_aiter_moe.entry import PluginStop
 from sglang_aiter_moe.errors import PatchError
 from sglang_aiter_moe.patches.in_tree import in_tree
-from sglang_aiter_moe.patches.install import install, uninstall, verify
+from sglang_aiter_moe.patches.install import held_for_good, install, uninstall, verify
 from sglang_aiter_moe.patches.model import Patch, State, Status
 from sglang_aiter_moe.patches.table import GUARD, PATCHES
 from sglang_aiter_moe.patches.when_imported import forget_all, when_imported
@@ -179,9 +179,9 @@ def self_check() -> None:
     for state in _states:
         if state.status is Status.WAITING and not state.patch.when_used:
             _import(state)
-    failed = []
+    failed, held = [], held_for_good()
     for state in _states:
-        if state.status is Status.IN_FORCE and (problem := verify(state)):
+        if state.status is Status.IN_FORCE and (problem := verify(state, held)):
             state.refuse(problem)
         if state.status is Status.REFUSED:
             failed.append(f"{state.patch.name} ({state.patch.target}): {state.reason}")

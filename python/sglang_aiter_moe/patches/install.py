@@ -75,8 +75,11 @@ def _make(patch: Patch, original: Any) -> Any:
     return type(original)(patched) if plain is not original else patched
 
 
-def verify(state: State) -> str | None:
-    """Why a patch that was installed is no longer in force; None if it is."""
+def verify(state: State, held: dict[int, list[str]] | None = None) -> str | None:
+    """Why a patch that was installed is no longer in force; None if it is.
+
+    ``held``: what :func:`held_for_good` gave, for callers that verify many patches.
+    """
     try:
         _, _, current = resolve(state.patch.target)
     except (ImportError, AttributeError) as error:
@@ -92,7 +95,7 @@ def verify(state: State) -> str | None:
         return f"another plugin replaces it: {foreign}"
     if callable(state.original):
         left = [_describe(holder, key) for holder, key in _references(state.original)]
-        left += list(_unreachable(state.original))
+        left += (held_for_good() if held is None else held).get(id(state.original), [])
         if left:
             return f"the unpatched function is still used by {', '.join(sorted(left)[:5])}"
     overriding = _overriding_subclasses(state.patch.target)
@@ -177,14 +180,30 @@ def _in_registry(registry: dict | list, function: Any, depth: int) -> Iterator[t
             yield from _in_registry(value, function, depth - 1)
 
 
-def _unreachable(function: Any) -> Iterator[str]:
-    """Names of the module-level ``functools.partial`` objects that hold ``function`` for good."""
+def held_for_good() -> dict[int, list[str]]:
+    """What SGLang's module-level ``functools.partial`` objects and default arguments hold: id -> where."""
+    held: dict[int, list[str]] = {}
     for module in _sglang_modules():
         if not module.__name__.startswith("sglang"):
             continue
         for name, value in list(vars(module).items()):
-            if isinstance(value, functools.partial) and value.func is function:
-                yield f"{module.__name__}.{name} (functools.partial)"
+            where = f"{module.__name__}.{name}"
+            if isinstance(value, functools.partial):
+                held.setdefault(id(value.func), []).append(f"{where} (functools.partial)")
+            elif isinstance(value, types.FunctionType):
+                _defaults(value, where, held)
+            elif isinstance(value, type) and value.__module__ == module.__name__:
+                for method, function in list(vars(value).items()):
+                    function = getattr(function, "__func__", function)
+                    if isinstance(function, types.FunctionType):
+                        _defaults(function, f"{where}.{method}", held)
+    return held
+
+
+def _defaults(function: types.FunctionType, where: str, held: dict[int, list[str]]) -> None:
+    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        if callable(value):
+            held.setdefault(id(value), []).append(f"{where} (default argument)")
 
 
 def _put(holder: Any, key: Any, value: Any) -> None:

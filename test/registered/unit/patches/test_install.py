@@ -118,6 +118,29 @@ def test_a_partial_cannot_be_patched_and_is_refused(modules):
     assert "functools.partial" in verify(state)
 
 
+def test_a_default_argument_keeps_the_function_and_is_refused(modules):
+    definer, importer = modules
+
+    def route(x, by=definer.rank):
+        return by(x)
+
+    class Router:
+        def route(self, x, *, by=definer.rank):
+            return by(x)
+
+    Router.__module__ = importer.__name__
+    state = state_for("rank")
+    install(state)
+    assert verify(state) is None
+    for name, holder in (("route", route), ("Router", Router)):
+        setattr(importer, name, holder)
+        assert f"sglang.fake_importer.{name}" in verify(state) and "default argument" in verify(
+            state
+        )
+        delattr(importer, name)
+    assert verify(state) is None
+
+
 def test_methods_and_static_methods(modules):
     definer, _ = modules
     method, static = state_for("Method.apply"), state_for("Method.static")
