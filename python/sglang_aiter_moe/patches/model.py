@@ -81,7 +81,7 @@ class Patch:
         if release < Version(self.since):
             return f"SGLang {release} has no such code (it came with {self.since})"
         if self.until is not None and release > Version(self.until):
-            return f"upstream since {self.until}: {self.upstream}"
+            return f"upstream after {self.until}: {self.upstream}"
         return None
 
 
