@@ -210,9 +210,8 @@ def test_aiter_is_found_without_importing_it(tmp_path, monkeypatch):
     package = tmp_path / "aiter"
     (package / "ops").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "aiter", raising=False)
     monkeypatch.undo()  # the real aiter_package
+    monkeypatch.delitem(sys.modules, "aiter", raising=False)  # which another test may have left
     monkeypatch.syspath_prepend(tmp_path)
     assert doctor_checks.aiter_package() is None  # PyPI's `aiter` has no ops.shuffle
     (package / "ops" / "shuffle.py").write_text("")
