@@ -122,6 +122,12 @@ def moe_layers(
     activation = Activation.SWIGLU if gpt_oss else _activation(config)
     situ = activation is Activation.SITUV2
     width = _integer(config, _INTERMEDIATE)
+    if width % ranks:
+        raise ContractError(
+            f"intermediate size {width} on {ranks} ranks (--tp {tp}, --ep {ep})",
+            allowed="ranks that divide it: SGLang's FusedMoE asserts it",
+            fix="choose another --tp, or an --ep that leaves fewer ranks an expert",
+        )
     spec = MoeSpec(
         activation=activation,
         num_experts=experts // ep,

@@ -21,6 +21,7 @@ from sglang_aiter_moe.cli import (
     prebuild,
     verify,
 )
+from sglang_aiter_moe.cli.output import write_refusal
 from sglang_aiter_moe.errors import ContractError
 
 
@@ -34,6 +35,7 @@ class ContractGroup(TyperGroup):
             print(f"error: {error.what}", file=sys.stderr)
             print(f"  allowed: {error.allowed}", file=sys.stderr)
             print(f"  to fix:  {error.fix}", file=sys.stderr)
+            write_refusal(error)
             raise typer.Exit(2) from error
 
 
@@ -50,7 +52,8 @@ app = typer.Typer(
 def main() -> None:
     """AITER's MXFP4 MoE contract for SGLang: plan, check and explain it.
 
-    Exit status: 0 what was checked holds, 1 it does not, 2 the input was refused.
+    Exit status: 0 what was checked holds, 1 it does not, 2 the input was refused; --json then holds
+    {"refused": {"what", "allowed", "fix"}}.
     """
 
 

@@ -53,10 +53,12 @@ def serving(
         Path | None, typer.Option(help="ShareGPT JSON for random; SGLang downloads one else.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Default: the model's.")] = None,
-    gpus: Annotated[int, typer.Option(help="Of a server. Default: its --tp.")] = 0,
+    gpus: Annotated[int, typer.Option(min=0, help="Of a server. Default (0): its --tp.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for logs and results.")] = None,
-    start_timeout: Annotated[float, typer.Option(help="Seconds until a server answers.")] = 3600,
-    point_timeout: Annotated[float, typer.Option(help="Seconds for one point.")] = 7200,
+    start_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds until a server answers.")
+    ] = 3600,
+    point_timeout: Annotated[float, typer.Option(min=1, help="Seconds for one point.")] = 7200,
     miniature: Annotated[
         bool,
         typer.Option(
@@ -88,26 +90,30 @@ def serving(
     if miniature and (model or arguments):
         raise typer.BadParameter("--miniature comes with its own model and server arguments")
     folder = out or Path(time.strftime("bench-serving-%Y%m%d-%H%M%S"))
+    concurrencies = _numbers(concurrency) if concurrency is not None else None
+    # Everything is looked at before the first thing that takes minutes: making an environment.
+    load = sweep.Load(
+        concurrencies or sweep.CONCURRENCIES,
+        input_len,
+        output_len,
+        prompts_per,
+        warmup_per,
+        dataset,
+        dataset_path,
+        tokenizer,
+    )
+    gpus = gpus or session.gpus_of(arguments)
+    _make(folder)
     sglang = pythons.find(sglang_python, release)
-    env = client_env = dict(os.environ)
+    env = dict(os.environ)
+    client_env = pythons.client_environment(sglang, env)
     if miniature:
         from sglang_aiter_moe.serving import miniature as tiny
 
         sides = {name: tiny.adapt(side) for name, side in sides.items()}
         model, arguments, env = tiny.write_miniature(folder)
-        client_env = tiny.client_environment(env)
-        load = tiny.tiny_load(folder, _numbers(concurrency) if concurrency else tiny.CONCURRENCIES)
-    else:
-        load = sweep.Load(
-            _numbers(concurrency) if concurrency else sweep.CONCURRENCIES,
-            input_len,
-            output_len,
-            prompts_per,
-            warmup_per,
-            dataset,
-            dataset_path,
-            tokenizer,
-        )
+        client_env = pythons.client_environment(sglang, env)
+        load = tiny.tiny_load(folder, concurrencies or tiny.CONCURRENCIES)
     setup = session.Setup(
         model,
         arguments,
@@ -117,7 +123,7 @@ def serving(
         env,
         client_env,
         folder.absolute(),
-        gpus or session.gpus_of(arguments),
+        gpus,
         start_timeout,
         point_timeout,
         progress=lambda line: show.print(escape(line), soft_wrap=True),
@@ -128,6 +134,15 @@ def serving(
     _show(show, rows, sides)
     show.print(f"results.json, table.md, throughput.svg and logs: {folder}", markup=False)
     write_json(result, json_target)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(
+            f"--out {folder}: {error.strerror}; give a directory that can be made and written"
+        ) from error
 
 
 def _numbers(text: str) -> tuple[int, ...]:

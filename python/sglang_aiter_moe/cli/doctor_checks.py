@@ -25,6 +25,7 @@ from sglang_aiter_moe.patches.model import Status
 
 # The wheel name of AITER; PyPI's `aiter` is another project.
 AITER_DISTRIBUTION = "amd-aiter"
+USE_AITER = "SGLANG_USE_AITER"
 MODE_FLAGS = (modes.SITUV2_A8W4, modes.SITUV2_A4W4, modes.FORCE_A8W4)
 
 
@@ -37,7 +38,7 @@ def examine(config: str, *, tp: int, ep: int, arch: str | None) -> list[Finding]
     prebuild = f"sglang-aiter-moe prebuild {config} --tp {tp} --ep {ep} --arch {arch}"
     return [
         *_versions(gpu, aiter),
-        *_variables(),
+        *_variables(gpu),
         *_mode(f"{config}, tp {tp}, ep {ep}, on {arch}", plan, refusal),
         *_patches(),
         *examine_files(aiter, plan, prebuild),
@@ -148,8 +149,11 @@ def gpu_arch() -> str | None:
 # --- variables -----------------------------------------------------------------------------------
 
 
-def _variables() -> Iterator[Finding]:
+def _variables(gpu: str | None) -> Iterator[Finding]:
     section = "variables that are set"
+    if gpu and not environ.sglang_bool()(os.environ.get(USE_AITER)):
+        text = f"{USE_AITER} is not on: SGLang leaves AITER's path alone on this GPU"
+        yield Finding(section, WARN, text, f"type `export {USE_AITER}=1` before the server")
     shown = 0
     for variable in environ.VARIABLES.values():
         row = describe(variable, os.environ)
@@ -177,9 +181,17 @@ def _problem(variable: environ.Variable, row: dict[str, Any]) -> tuple[str | Non
     broken = [str(value) for value in row["reads"].values() if str(value).startswith("ValueError")]
     if broken:
         return BAD, f"unset {variable.name} (accepted: {variable.accepted})"
+    # What has an own list of values here has no other: `ENABLE=false` would leave the patch set on.
+    if variable.ours and "," in variable.accepted and row["value"] not in accepted(variable):
+        return BAD, f"unset {variable.name}, or use one of {variable.accepted}"
     if row["readers_differ"]:
         return BAD, f"use {variable.accepted}; read {variable.when}"
     return None, ""
+
+
+def accepted(variable: environ.Variable) -> list[str]:
+    """The values of a variable whose ``accepted`` lists them."""
+    return [value.strip() for value in variable.accepted.split(",")]
 
 
 # --- the resolved mode ---------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def evaluate(
         Path | None, typer.Option(help="gsm8k: JSONL file; default: the one SGLang downloads.")
     ] = None,
     shots: Annotated[int, typer.Option(help="gsm8k: worked examples before a question.")] = 5,
-    parallel: Annotated[int, typer.Option(min=1, help="gsm8k: requests at a time.")] = 32,
+    parallel: Annotated[int, typer.Option(min=1, max=1024, help="gsm8k: requests at a time.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=1, help="gsm8k: longest answer.")] = 512,
     against: Annotated[
         Path | None,

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.evaluation import gsm8k
 
 #: How many servers one call compares.
@@ -45,12 +46,27 @@ def run_gsm8k(
         ContractError: a server fails a request, or there is no data.
     """
     from sglang_aiter_moe.serving.sglang_python import cache_folder
+    from sglang_aiter_moe.serving.side import check_url
 
     if not 1 <= len(base_urls) <= (1 if against else _MOST):
         raise typer.BadParameter("give --base-url once, or twice, or once with --against FILE")
-    questions = gsm8k.read_questions(data or gsm8k.fetch_questions(cache_folder()))
-    gsm8k.prompts(questions, num, shots)  # too many questions are refused before the first is asked
+    for url in base_urls:
+        check_url("--base-url", url)
+    if least is not None and not 0 <= least <= 1:
+        raise ContractError(
+            f"--least {least}", allowed="a share, 0 to 1", fix="write for instance --least 0.95"
+        )
     scores = [] if against is None else [gsm8k.read_score(against)]
+    questions = gsm8k.read_questions(data or gsm8k.fetch_questions(cache_folder()))
+    # Too many questions, or others than before, are refused before the first is asked.
+    asked = gsm8k.digest(gsm8k.prompts(questions, num, shots))
+    for earlier in scores:
+        if earlier.asked != asked:
+            raise ContractError(
+                f"--against {against} is about {len(earlier.replies)} other questions",
+                allowed="a score over the same questions",
+                fix="use the --num, --shots and --data of that run",
+            )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=out, transient=True) as bar:
         for url in base_urls:

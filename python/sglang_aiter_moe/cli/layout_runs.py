@@ -8,6 +8,9 @@ from sglang_aiter_moe.contract.layouts import WEIGHT_LAYOUTS
 from sglang_aiter_moe.contract.scale_layouts import SCALE_LAYOUTS
 from sglang_aiter_moe.errors import ContractError
 
+#: What one picture or table holds: a map of every byte is a list in memory.
+MOST_BYTES = 1 << 24
+
 
 @dataclass(frozen=True)
 class LayoutMap:
@@ -79,6 +82,12 @@ def resolve(form: str, *, rows: int, cols: int, scales: bool = False) -> LayoutM
             f"--rows is {rows} and --cols {cols}",
             allowed=f"--rows above 0 and --cols a multiple of {unit}, counted in elements",
             fix="give the sizes of one expert's matrix, for example --rows 64 --cols 256",
+        )
+    if rows * (cols // unit) > MOST_BYTES:
+        raise ContractError(
+            f"--rows {rows} and --cols {cols} make {rows * (cols // unit)} bytes",
+            allowed=f"{MOST_BYTES} bytes: each of them gets a place",
+            fix="give a smaller matrix of the same form; the pattern repeats",
         )
     shape = (1, rows, cols // unit)
     source = forms[form].index_map(shape).tolist()

@@ -15,15 +15,27 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from sglang_aiter_moe.errors import ContractError
+
+#: Where the running command's result goes, until it is written: a refusal has to go there as well.
+_pending: str | None = None
+
 
 def _check_target(target: str | None) -> str | None:
     """Refuses a file that cannot be written before the work, which may take minutes, and not after it."""
+    global _pending
+    _pending = None
     if target in (None, "-"):
+        _pending = target
         return target
     path = Path(target)
     place = path if path.exists() else path.parent
-    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
-        raise typer.BadParameter(f"{target} cannot be written")
+    if not target or path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise typer.BadParameter(
+            f"{target!r} cannot be written; give a file in a directory that is there and open to "
+            "you, or `-` for standard output"
+        )
+    _pending = target
     return target
 
 
@@ -75,8 +87,10 @@ def write_json(data: Any, json_target: str | None) -> None:
     Raises:
         typer.BadParameter: the file cannot be written.
     """
+    global _pending
     if json_target is None:
         return
+    _pending = None
     # NaN is no JSON: a failed comparison must stay readable for strict parsers.
     text = json.dumps(_without_nan(data), indent=2, allow_nan=False) + "\n"
     if json_target == "-":
@@ -86,6 +100,16 @@ def write_json(data: Any, json_target: str | None) -> None:
         Path(json_target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"--json {json_target}: {error.strerror}") from error
+
+
+def write_refusal(error: ContractError) -> None:
+    """Writes a refusal where ``--json`` asked for a result, unless the command has written something there.
+
+    Without it a script finds nothing on standard output, or the file of an earlier run.
+    """
+    if _pending is not None:
+        what = {"what": error.what, "allowed": error.allowed, "fix": error.fix}
+        write_json({"refused": what}, _pending)
 
 
 def _without_nan(data: Any) -> Any:

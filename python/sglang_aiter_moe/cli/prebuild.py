@@ -38,8 +38,8 @@ def prebuild(
     max_tokens: Annotated[
         int, typer.Option(help="Largest batch; the server's --chunked-prefill-size.")
     ] = 16384,
-    timeout: Annotated[float, typer.Option(help="Seconds for everything.")] = 3600,
-    step_timeout: Annotated[float, typer.Option(help="Seconds for one build.")] = 1200,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for everything.")] = 3600,
+    step_timeout: Annotated[float, typer.Option(min=1, help="Seconds for one build.")] = 1200,
     remove_stale_locks: Annotated[
         bool, typer.Option("--remove-stale-locks", help="Remove locks whose process has ended.")
     ] = False,

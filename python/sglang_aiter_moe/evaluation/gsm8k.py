@@ -145,9 +145,10 @@ def read_questions(path: Path) -> list[Question]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"is no text: {error}"
         raise ContractError(
-            f"{path}: {error.strerror}",
+            f"{path}: {reason}",
             allowed='a JSONL file of {"question": ..., "answer": ...}',
             fix=f"fetch {DATA_URL} and give its path",
         ) from error
@@ -189,7 +190,7 @@ def prompts(questions: Sequence[Question], num: int, shots: int = SHOTS) -> list
         raise ContractError(
             f"{num} questions and {shots} worked examples of {len(questions)} lines",
             allowed="at least one question, and a line for each and for each example",
-            fix=f"lower --num to at most {max(len(questions) - max(shots, 0), 0)}",
+            fix=_sizes_that_fit(len(questions), shots),
         )
     head = "".join(f"Question: {q.text}\nAnswer: {q.solution}\n\n" for q in questions[:shots])
     return [f"{head}Question: {q.text}\nAnswer:" for q in questions[shots : shots + num]]
@@ -234,7 +235,8 @@ def score(
             "temperature": 0,
             "stop": list(STOPS),
         }
-        return _call(f"{root}/v1/completions", request, timeout_s)["choices"][0]["text"]
+        url = f"{root}/v1/completions"
+        return _text(url, _call(url, request, timeout_s), ("choices", 0, "text"))
 
     replies = []
     with ThreadPoolExecutor(parallel) as pool:
@@ -247,8 +249,12 @@ def score(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    asked_digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
-    return Score(label or root, model, tuple(replies), asked_digest)
+    return Score(label or root, model, tuple(replies), digest(texts))
+
+
+def digest(texts: Sequence[str]) -> str:
+    """What tells whether two scores are about the same prompts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def judge(question: Question, text: str) -> Reply:
@@ -316,8 +322,33 @@ def _question(line: str, path: Path, number: int) -> Question:
     return Question(text, solution, value)
 
 
+def _sizes_that_fit(lines: int, shots: int) -> str:
+    most = lines - max(shots, 0)
+    if most < 1:
+        return f"lower --shots to at most {max(lines - 1, 0)}, or give a longer --data FILE"
+    return f"give --num 1 to {most}" + (" and --shots 0 or more" if shots < 0 else "")
+
+
 def _model(root: str, timeout_s: float) -> str:
-    return _call(f"{root}/v1/models", None, timeout_s)["data"][0]["id"]
+    url = f"{root}/v1/models"
+    return _text(url, _call(url, None, timeout_s), ("data", 0, "id"))
+
+
+def _text(url: str, answer: Any, keys: Sequence[str | int]) -> str:
+    """The text at ``keys`` of an answer; an answer of another form is no server of this API."""
+    found = answer
+    try:
+        for key in keys:
+            found = found[key]
+    except (KeyError, IndexError, TypeError):
+        found = None
+    if not isinstance(found, str):
+        raise ContractError(
+            f"{url} answered {json.dumps(answer)[:200]}",
+            allowed=f"a JSON object with text at {'.'.join(map(str, keys))}",
+            fix="give the address of a server with an OpenAI-compatible API as --base-url",
+        )
+    return found
 
 
 def _call(url: str, body: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:

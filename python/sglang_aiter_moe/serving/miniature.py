@@ -6,7 +6,6 @@ Its times say nothing about AITER; it is there so that the command itself can be
 from __future__ import annotations
 
 import json
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from sglang_aiter_moe.serving.side import Side
 from sglang_aiter_moe.serving.sweep import Load
 from sglang_aiter_moe.testing.checkpoints import write_kimi_checkpoint
 from sglang_aiter_moe.testing.controls import CONTROL
-from sglang_aiter_moe.testing.sglang_server import CPU_ENGINE, PACKAGE, environment
+from sglang_aiter_moe.testing.sglang_server import CPU_ENGINE, environment
 
 #: A sweep that two cores do in a minute or two.
 CONCURRENCIES, INPUT_LEN, OUTPUT_LEN, PROMPTS_PER, WARMUP_PER = (1, 2), 16, 4, 4, 1
@@ -39,12 +38,6 @@ def adapt(side: Side) -> Side:
     if side.env.get(ENABLE) != "0":
         return side
     return replace(side, env={**side.env, CONTROL: "released"})
-
-
-def client_environment(base: dict[str, str]) -> dict[str, str]:
-    """The client's environment: it imports a package that the lock's environment lacks."""
-    placeholders = str(PACKAGE / "testing" / "client_placeholders")
-    return base | {"PYTHONPATH": os.pathsep.join([base["PYTHONPATH"], placeholders])}
 
 
 def write_conversations(path: Path, seed: int = 0) -> Path:

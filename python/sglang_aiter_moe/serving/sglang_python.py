@@ -14,6 +14,7 @@ from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing import sglang_environment
 from sglang_aiter_moe.testing.sglang_server import PACKAGE, PLACEHOLDERS
 
+CLIENT_PLACEHOLDERS = PACKAGE / "testing" / "client_placeholders"
 MAIN = "0.5.23"  # the lock's
 _NEEDS_OLD_TRANSFORMERS = sglang_environment.OTHER_RELEASES[:5]
 _VERSION = "import importlib.metadata as m; print(m.version('sglang'))"
@@ -60,6 +61,18 @@ def find(python: Path | None = None, release: str | None = None) -> SGLang:
     return _cached(release or MAIN)
 
 
+def client_environment(sglang: SGLang, base: Mapping[str, str]) -> dict[str, str]:
+    """``base`` for SGLang's benchmark client, which imports ``datasets`` for data that is not used here.
+
+    An environment that is made from the lock lacks it, as it lacks what the import placeholders stand for:
+    where those are on the path, one for ``datasets`` joins them.
+    """
+    given = [path for path in base.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if str(PLACEHOLDERS) not in (*sglang.paths, *given):
+        return dict(base)
+    return {**base, "PYTHONPATH": os.pathsep.join([*given, str(CLIENT_PLACEHOLDERS)])}
+
+
 def installed() -> str | None:
     """The SGLang release of this environment, None without one."""
     try:
@@ -79,13 +92,15 @@ def _given(python: Path, release: str | None) -> SGLang:
         done = subprocess.run(
             [str(python), "-c", _VERSION], capture_output=True, text=True, timeout=120, check=False
         )
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no answer within 120 s"
         raise ContractError(
-            f"--sglang-python {python}: {error.strerror}",
+            f"--sglang-python {python}: {reason}",
             allowed="a Python interpreter",
             fix="give the path of a virtual environment's bin/python",
         ) from error
-    found = done.stdout.strip() if done.returncode == 0 else None
+    # What is no Python may end well and say nothing.
+    found = (done.stdout.strip() if done.returncode == 0 else "") or None
     if found is None or release not in (None, found):
         raise ContractError(
             f"{python} has {'SGLang ' + found if found else 'no SGLang'}",

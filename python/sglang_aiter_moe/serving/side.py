@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.plugin import ENABLE
@@ -48,6 +49,21 @@ class Side:
         }
 
 
+def check_url(option: str, url: str) -> None:
+    """Refuses what is no server's address.
+
+    Raises:
+        ContractError: it is none.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ContractError(
+            f"{option} {url!r} is no server's address",
+            allowed="http://HOST:PORT, or https://",
+            fix=f"give {option} http://127.0.0.1:30000",
+        )
+
+
 def parse_side(name: str, settings: Sequence[str]) -> Side:
     """A side from its settings, as ``--a`` and ``--b`` take them.
 
@@ -72,6 +88,8 @@ def parse_side(name: str, settings: Sequence[str]) -> Side:
             rest[key] = value
         else:
             env[key] = value
+    if "url" in rest:
+        check_url(f"--{name.lower()} url=", rest["url"])
     if "url" in rest and (env or "python" in rest):
         raise ContractError(
             f"--{name.lower()} names the running server {rest['url']} and settings for it",

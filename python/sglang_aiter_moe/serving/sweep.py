@@ -19,6 +19,7 @@ from sglang_aiter_moe.serving.sglang_python import SGLang
 CONCURRENCIES = (2, 4, 8, 16, 32)
 INPUT_LEN, OUTPUT_LEN = 8192, 1024
 PROMPTS_PER, WARMUP_PER = 8, 2
+DATASETS = ("random", "random-ids")
 #: Metric -> field of the client's result. Times are milliseconds.
 METRICS = {
     "total_tok_s": "total_throughput",
@@ -56,9 +57,28 @@ class Load:
         sizes = (*self.concurrencies, self.input_len, self.output_len, self.prompts_per)
         if not self.concurrencies or min(sizes) < 1 or self.warmup_per < 0:
             raise ContractError(
-                f"a load of {self}",
-                allowed="at least one concurrency, and sizes of at least 1",
+                f"a load of concurrency {self.concurrencies}, input {self.input_len}, output {self.output_len}, "
+                f"prompts {self.prompts_per}, warm-up {self.warmup_per}",
+                allowed="at least one concurrency, sizes of at least 1, a warm-up of at least 0",
                 fix="leave the options out for the sweep of SGLang #33838",
+            )
+        if len(set(self.concurrencies)) < len(self.concurrencies):
+            raise ContractError(
+                f"concurrency {self.concurrencies}",
+                allowed="each of them once: two points of one would be taken for two rounds",
+                fix="measure again with --rounds",
+            )
+        if self.dataset not in DATASETS:
+            raise ContractError(
+                f"--dataset {self.dataset}",
+                allowed=", ".join(DATASETS),
+                fix="leave it out for the text of SGLang #33838",
+            )
+        if self.dataset_path is not None and not self.dataset_path.is_file():
+            raise ContractError(
+                f"--dataset-path {self.dataset_path} is no file",
+                allowed="a ShareGPT JSON file",
+                fix="leave it out, and SGLang's client downloads one",
             )
 
 

@@ -34,6 +34,35 @@ def test_without_a_checkout_it_says_where_the_benchmarks_are(tmp_path: Path):
         script("host", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--concurrency", "x"], "separated by commas"),
+        (["--concurrency", ""], "separated by commas"),
+        (["--concurrency", "0"], "sizes of at least 1"),
+        (["--concurrency", "2,2"], "taken for two rounds"),
+        (["--input-len", "0"], "sizes of at least 1"),
+        (["--dataset", "sharegpt"], "random, random-ids"),
+        (["--dataset-path", "nowhere.json"], "is no file"),
+        (["--gpus", "-1"], "--gpus"),
+        (["--point-timeout", "0"], "--point-timeout"),
+        (["--a", "url=nonsense"], "no server's address"),
+        (["--out", "file"], "--out file: File exists"),
+        (["--", "--tp", "0"], "--tp 0"),
+    ],
+)
+def test_serving_refuses_before_an_environment_is_made(arguments, words, monkeypatch, tmp_path):
+    def find(*given):
+        pytest.fail("an SGLang is looked for, which may take minutes")
+
+    monkeypatch.setattr("sglang_aiter_moe.serving.sglang_python.find", find)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["bench", "serving", "model", *arguments])
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_options_go_to_the_benchmark_and_json_alone_to_standard_output():
     command = [sys.executable, "-m", "sglang_aiter_moe", "bench", "cpu", "--json", "-"]
     options = [*TINY, "--modes", "A16W4", "--limit-s", "60"]

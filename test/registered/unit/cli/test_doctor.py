@@ -78,6 +78,10 @@ def test_the_resolved_mode_is_shown(monkeypatch, flags, resolved):
         ("AITER_FORCE_A8W4", "", "export AITER_FORCE_A8W4="),
         ("AITER_BF16_FP8_MOE_BOUND", "many", "unset AITER_BF16_FP8_MOE_BOUND"),
         ("SGLANG_AITER_MOE_BACKEND", "cuda", "use one of auto, aiter, portable"),
+        ("SGLANG_AITER_MOE_ENABLE", "false", "unset SGLANG_AITER_MOE_ENABLE, or use one of 0, 1"),
+        ("SGLANG_AITER_MOE_ALLOW_UNTESTED", "yes", "use one of 0, 1"),
+        ("SGLANG_AITER_MOE_RELOAD_STAGING", "disk", "use one of none, host"),
+        ("SGLANG_AITER_MOE_A16W4_KERNEL", "gugu", "use one of separated, gu_interleaved"),
     ],
 )
 def test_contradictions_fail_with_the_line_to_type(monkeypatch, name, value, fix):
@@ -86,6 +90,18 @@ def test_contradictions_fail_with_the_line_to_type(monkeypatch, name, value, fix
     assert result.exit_code == 1
     assert any(name in text and fix in text for text in texts(report, "bad")), report["findings"]
     assert "[bad]" in result.stderr
+
+
+def test_a_gpu_that_sglang_does_not_use_aiter_on_is_a_warning(monkeypatch):
+    def lines():
+        return [t for t in texts(run()[1], "warn") if "SGLANG_USE_AITER" in t]
+
+    assert lines() == []  # without a GPU nothing is lost
+    monkeypatch.setattr(doctor_checks, "gpu_arch", lambda: "gfx950")
+    (line,) = lines()
+    assert "export SGLANG_USE_AITER=1" in line
+    monkeypatch.setenv("SGLANG_USE_AITER", "true")
+    assert lines() == []
 
 
 def test_what_doctor_says_to_type_is_enough(monkeypatch):

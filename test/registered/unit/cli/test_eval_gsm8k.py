@@ -2,11 +2,14 @@
 
 import json
 import sys
+from decimal import Decimal
 
 import pytest
 from typer.testing import CliRunner
 
 from sglang_aiter_moe.cli import app
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.evaluation import gsm8k
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.scripted_server import ScriptedServer
 
@@ -84,10 +87,42 @@ def test_what_cannot_be_is_refused(data):
         assert server.requests == []
 
 
+def test_what_cannot_be_is_refused_in_words(data, tmp_path):
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with ScriptedServer(right) as server:
+        url = ("--base-url", server.url)
+        _, report = run(data, *url, "--num", "19")
+        (tmp_path / "other.json").write_text(json.dumps(report))
+        before = len(server.requests)
+        for arguments, words in (
+            (("--base-url", "notaurl"), "no server's address"),
+            (("--base-url", "file:///etc/passwd"), "no server's address"),
+            ((*url, "--data", str(tmp_path / "bytes")), "is no text"),
+            ((*url, "--num", "0"), "give --num 1 to 20"),
+            ((*url, "--shots", "30"), "lower --shots to at most 24"),
+            ((*url, "--least", "95"), "a share, 0 to 1"),
+            ((*url, "--least", "nan"), "a share, 0 to 1"),
+            ((*url, "--against", str(tmp_path / "other.json")), "19 other questions"),
+        ):
+            result, report = run(data, *arguments)
+            assert result.exit_code == 2 and words in result.stderr, (arguments, result.stderr)
+            assert words in json.dumps(report["refused"], ensure_ascii=False)
+        assert len(server.requests) == before  # before the first question
+
+
+@pytest.mark.parametrize("answer", [{"data": []}, [], {"data": [{"id": 3}]}, "no"])
+def test_another_api_is_no_traceback(answer, monkeypatch):
+    monkeypatch.setattr(gsm8k, "_call", lambda url, body, timeout_s: answer)
+    question = gsm8k.Question("1 + 1?", "#### 2", Decimal(2))
+    with pytest.raises(ContractError, match=r"v1/models answered .*"):
+        gsm8k.score("http://h:1", [question], 1, shots=0)
+
+
 def test_a_failing_server_is_no_low_score(data):
     with ScriptedServer(lambda prompt: None) as server:
         result, report = run(data, "--base-url", server.url)
-    assert result.exit_code == 2 and report is None and "500" in result.stderr
+    assert result.exit_code == 2 and "500" in result.stderr
+    assert report.keys() == {"refused"}
 
 
 if __name__ == "__main__":

@@ -109,5 +109,11 @@ def test_a_picture_that_cannot_be_written_is_refused(tmp_path):
     assert result.exit_code == 2 and "none" in result.stderr
 
 
+def test_a_matrix_that_no_memory_holds_is_refused():
+    arguments = ["layout", "separated", "--rows", "100000000000", "--cols", "6400000000"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "the pattern repeats" in result.stderr
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

@@ -195,6 +195,39 @@ def test_configs_that_do_not_fit_are_refused_by_name(change, named):
         moe_layers(config, tp=8, ep=8)
 
 
+@pytest.mark.parametrize(("tp", "ep"), [(7, 1), (10**12, 1), (14, 2)])
+def test_ranks_that_do_not_divide_the_width_are_refused(tp, ep):
+    # SGLang 0.5.23, fused_moe_triton/layer.py: assert intermediate_size % moe_tp_size == 0.
+    with pytest.raises(ContractError, match=f"3072 on {tp // ep} ranks"):
+        moe_layers(read_config("kimi-k3"), tp=tp, ep=ep)
+
+
+def test_a_refusal_is_what_json_holds(tmp_path):
+    result = CliRunner().invoke(app, ["plan", "nowhere", "--json", "-"])
+    assert result.exit_code == 2
+    refused = json.loads(result.stdout)["refused"]
+    assert refused["what"] == "nowhere: No such file or directory"
+    assert "kimi-k3" in refused["allowed"] and refused["fix"] in result.stderr
+    target = tmp_path / "plan.json"  # of an earlier run
+    target.write_text('{"modes": ["A8W4"]}')
+    assert CliRunner().invoke(app, ["plan", "nowhere", "--json", str(target)]).exit_code == 2
+    assert json.loads(target.read_text()).keys() == {"refused"}
+    # What the plan refuses holds the settings that would do as well, once.
+    result = CliRunner().invoke(app, ["plan", "kimi-k3", "--tp", "8", "--ep", "8", "--json", "-"])
+    assert json.loads(result.stdout).keys() == {"config", "refused", "would_plan"}
+    # Nothing is left over for the next command.
+    result = CliRunner().invoke(app, ["plan", "nowhere"])
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("target", ["", "nowhere/x.json", "."])
+def test_a_json_target_that_cannot_be_written_is_refused_first(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["plan", "nowhere", "--json", target])
+    assert result.exit_code == 2 and "cannot be" in result.stderr
+    assert "No such file" not in result.stderr and "standard output" in result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -53,6 +53,12 @@ def test_both_modes_of_a_layer_are_built():
     assert modes[(128,)] == "A16W4" and modes[(256,)] == "A8W4"
 
 
+@pytest.mark.parametrize("option", ["--timeout", "--step-timeout"])
+def test_a_time_limit_of_nothing_is_refused(option):
+    result, _ = run("kimi-k3", "--tp", "8", option, "-1")
+    assert result.exit_code == 2 and option in result.stderr
+
+
 def test_what_the_plan_refuses_is_not_built():
     result, _ = run("kimi-k3", "--tp", "8", "--ep", "8")
     assert result.exit_code == 2 and "expert mask" in result.stderr

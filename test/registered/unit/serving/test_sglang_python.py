@@ -64,8 +64,24 @@ def test_one_that_is_given_has_to_have_it(tmp_path, built):
         pythons.find(given, "0.5.20")
     with pytest.raises(ContractError, match="no SGLang"):
         pythons.find(interpreter(tmp_path, None))
+    silent = tmp_path / "silent"  # ends well and says nothing, as /bin/true does
+    silent.write_text("#!/bin/sh\nexit 0\n")
+    silent.chmod(0o755)
+    with pytest.raises(ContractError, match="no SGLang"):
+        pythons.find(silent)
     with pytest.raises(ContractError, match="--sglang-python"):
         pythons.find(tmp_path / "nowhere")
+
+
+def test_the_client_gets_a_placeholder_only_where_others_are():
+    own = pythons.SGLang(Path("/x/python"), "0.5.23")
+    assert pythons.client_environment(own, {"PYTHONPATH": "/mine"}) == {"PYTHONPATH": "/mine"}
+    made = pythons.SGLang(Path("/x/python"), "0.5.23", (str(pythons.PLACEHOLDERS),))
+    path = pythons.client_environment(made, {"HOME": "/h"})["PYTHONPATH"].split(":")
+    assert path == [str(pythons.CLIENT_PLACEHOLDERS)]
+    env = pythons.client_environment(own, {"PYTHONPATH": f"/mine:{pythons.PLACEHOLDERS}"})
+    assert env["PYTHONPATH"].split(":")[-1] == str(pythons.CLIENT_PLACEHOLDERS)
+    assert (pythons.CLIENT_PLACEHOLDERS / "datasets").is_dir()
 
 
 def test_another_release_is_refused(monkeypatch, built):

@@ -45,6 +45,12 @@ def test_other_settings_are_refused(setting):
         parse_side("B", [setting])
 
 
+@pytest.mark.parametrize("url", ["nonsense", "h:1", "file:///etc/passwd", "http://", ""])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(ContractError, match="no server's address"):
+        parse_side("A", [f"url={url}"])
+
+
 def test_the_miniature_opens_the_released_path_where_the_patch_set_is_off():
     on = parse_side("A", ["AITER_SITUV2_A8W4=1"])
     assert adapt(on) is on
