@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +28,11 @@ def apply(
         ),
     ],
     check: Annotated[
-        bool, typer.Option("--check", help="Show what would change, as a unified diff.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Write what would change to standard output, as a unified diff, and nothing to the tree.",
+        ),
     ] = False,
     revert: Annotated[
         bool, typer.Option("--revert", help="Take the patch set out again, byte for byte.")
@@ -48,10 +53,17 @@ def apply(
     """Make the patch set part of an SGLang source tree or unpacked release (0.5.17 to 0.5.23)."""
     if check and revert:
         raise typer.BadParameter("--check and --revert exclude each other")
-    out = console(json_target)
     report = _run(tree, check, revert, release, tests, allow_uncommitted)
-    _show(report, out, diff=check)
+    if check and json_target != "-":
+        # As bytes: a console would expand tabs, and `git apply` has to find the file's own line ends.
+        sys.stdout.flush()
+        sys.stdout.buffer.write(report.diff().encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+    # Standard output has the diff or the JSON, and nothing else with it.
+    _show(report, console("-" if check else json_target))
     write_json(report.as_dict(), json_target)
+    if report.refusal is not None:
+        raise typer.Exit(2)  # as `apply` itself would end
 
 
 def _run(
@@ -77,13 +89,11 @@ def _run(
     if revert:
         return run.revert(found)
     if check:
-        return run.check(found, tests=tests)
+        return run.check(found, tests=tests, allow_uncommitted=allow_uncommitted)
     return run.apply(found, tests=tests, allow_uncommitted=allow_uncommitted)
 
 
-def _show(report: Report, out: Console, *, diff: bool) -> None:
-    if diff:
-        out.print(report.diff(), markup=False, soft_wrap=True, end="")
+def _show(report: Report, out: Console) -> None:
     width = max((len(edit.outcome.value) for edit in report.edits), default=0)
     for edit in report.edits:
         line = f"[{edit.outcome.value:<{width}}] {edit.patch}: {edit.detail}"
@@ -96,3 +106,5 @@ def _show(report: Report, out: Console, *, diff: bool) -> None:
     done = report.done or "would be applied"
     line = f"SGLang {report.tree.release} in {report.tree.package}: {done}"
     out.print(f"{line} ({counted})" if counted else line, markup=False, soft_wrap=True)
+    if report.refusal is not None:
+        out.print(f"but not as it is: {report.refusal}", markup=False, soft_wrap=True)

@@ -37,7 +37,7 @@ class EditedFile:
 
     @classmethod
     def of(cls, before: bytes, after: bytes) -> EditedFile:
-        old, new = _lines(before), _lines(after)
+        old, new = text_lines(before), text_lines(after)
         matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
         removed = [
             (start, end - start, "".join(old[first:last]))
@@ -48,7 +48,7 @@ class EditedFile:
 
     def original(self, after: bytes) -> bytes:
         """The content before the edit, from the one after it."""
-        lines = _lines(after)
+        lines = text_lines(after)
         for start, count, text in reversed(self.removed):
             lines[start : start + count] = [text]
         return "".join(lines).encode("utf-8", "surrogateescape")
@@ -90,7 +90,8 @@ class Manifest:
             raise ContractError(
                 f"{path} is not what `apply` wrote: {error!r}",
                 allowed="the file of an applied tree, unchanged",
-                fix="restore SGLang's files from git or from the wheel, then apply again",
+                fix="restore SGLang's files from git or from the wheel, remove "
+                f"{path.parent}, then apply again",
             ) from None
 
 
@@ -108,7 +109,8 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _lines(data: bytes) -> list[str]:
+def text_lines(data: bytes) -> list[str]:
+    """A file's lines with their ends; what is not UTF-8 survives being encoded again."""
     # Only "\n" ends a line here: what splitlines() takes for one may stand inside a string.
     text = data.decode("utf-8", "surrogateescape")
     parts = text.split("\n")

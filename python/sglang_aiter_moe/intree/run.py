@@ -19,6 +19,7 @@ from sglang_aiter_moe.intree.manifest import (
     Manifest,
     read_manifest,
     sha256,
+    text_lines,
 )
 from sglang_aiter_moe.intree.packages import SOURCE, placed_files, placed_tests
 from sglang_aiter_moe.intree.transaction import Change
@@ -35,6 +36,7 @@ class Report:
         edits: one a patch.
         changes: what was or would be written.
         done: in one sentence.
+        refusal: why :func:`apply` would write nothing of it; found by :func:`check` alone.
     """
 
     tree: Tree
@@ -42,6 +44,7 @@ class Report:
     edits: list[Edit] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     done: str = ""
+    refusal: ContractError | None = None
 
     def diff(self) -> str:
         """Unified, of the edited files. New files are only counted."""
@@ -50,11 +53,11 @@ class Report:
             if change.before is None or change.after is None:
                 continue
             name = self.tree.shown(change.path)
-            old, new = (
-                data.decode("utf-8", "replace").splitlines(keepends=True)
-                for data in (change.before, change.after)
-            )
-            parts += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+            old, new = text_lines(change.before), text_lines(change.after)
+            for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
+                parts.append(
+                    line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+                )
         return "".join(parts)
 
     def as_dict(self) -> dict:
@@ -64,6 +67,7 @@ class Report:
             "release": str(self.tree.release),
             "state": self.state,
             "done": self.done,
+            "refusal": None if self.refusal is None else str(self.refusal),
             "edits": [edit.as_dict() for edit in self.edits],
             "edited": [self.tree.shown(c.path) for c in self.changes if c.before is not None],
             "new": [self.tree.shown(c.path) for c in self.changes if c.before is None],
@@ -71,8 +75,10 @@ class Report:
         }
 
 
-def check(tree: Tree, *, tests: bool = True) -> Report:
+def check(tree: Tree, *, tests: bool = True, allow_uncommitted: bool = False) -> Report:
     """What :func:`apply` would do; writes nothing.
+
+    A tree that can be read and edited, but not be written as it is, gets its report with ``refusal``.
 
     Raises:
         ContractError: as :func:`apply`.
@@ -80,8 +86,15 @@ def check(tree: Tree, *, tests: bool = True) -> Report:
     _refuse_unfinished(tree)
     manifest = read_manifest(tree.package)
     if manifest is not None:
-        return _applied(tree, manifest)
-    return _planned(tree, tests)
+        report = _applied(tree, manifest)
+        _refuse_another(tree, manifest)
+        return report
+    report = _planned(tree, tests)
+    try:
+        _refuse_unwritable(tree, report.changes, allow_uncommitted)
+    except ContractError as error:
+        report.refusal = error
+    return report
 
 
 def apply(tree: Tree, *, tests: bool = True, allow_uncommitted: bool = False) -> Report:
@@ -101,17 +114,11 @@ def apply(tree: Tree, *, tests: bool = True, allow_uncommitted: bool = False) ->
         manifest = read_manifest(tree.package)
         if manifest is not None:
             report = _applied(tree, manifest)
-            if not _is_ours(manifest):
-                raise ContractError(
-                    f"{tree.root} has another patch set, of version {manifest.version}",
-                    allowed=f"a tree without it, or with this one ({sglang_aiter_moe.__version__})",
-                    fix=f"type `sglang-aiter-moe apply {tree.root} --revert`, then apply again",
-                )
+            _refuse_another(tree, manifest)
             report.done = note or "nothing to do: the patch set is in the tree already"
             return report
         report = _planned(tree, tests)
-        if not allow_uncommitted:
-            _refuse_uncommitted(tree, report.changes)
+        _refuse_unwritable(tree, report.changes, allow_uncommitted)
         transaction.carry_out(tree.package, "apply", report.changes)
     report.done = "applied"
     return report
@@ -255,10 +262,15 @@ def _applied(tree: Tree, manifest: Manifest) -> Report:
     return Report(tree, "applied", edits, done="the patch set is in the tree already")
 
 
-def _is_ours(manifest: Manifest) -> bool:
-    """Whether what was placed is what would be placed now."""
+def _refuse_another(tree: Tree, manifest: Manifest) -> None:
+    """What was placed has to be what would be placed now."""
     now = {name: sha256(data) for name, data in placed_files().items()}
-    return {name: manifest.placed.get(name) for name in now} == now
+    if {name: manifest.placed.get(name) for name in now} != now:
+        raise ContractError(
+            f"{tree.root} has another patch set, of version {manifest.version}",
+            allowed=f"a tree without it, or with this one ({sglang_aiter_moe.__version__})",
+            fix=f"type `sglang-aiter-moe apply {tree.root} --revert`, then apply again",
+        )
 
 
 def _half(tree: Tree, what: str) -> ContractError:
@@ -309,7 +321,10 @@ def _settle(tree: Tree, wanted: str) -> str:
     return f"{found} and {'finished' if action == wanted else 'taken back'}"
 
 
-def _refuse_uncommitted(tree: Tree, changes: list[Change]) -> None:
+def _refuse_unwritable(tree: Tree, changes: list[Change], allow_uncommitted: bool) -> None:
+    transaction.check_writable(changes)
+    if allow_uncommitted:
+        return
     dirty = git.uncommitted(tree.root, [change.path for change in changes])
     if dirty:
         raise ContractError(

@@ -11,8 +11,10 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.intree.manifest import read_manifest
+from sglang_aiter_moe.srt import releases
 
-FIRST, LAST = Version("0.5.17"), Version("0.5.23")
+FIRST, LAST = Version(releases.FIRST), Version(releases.LAST)
 #: What makes a directory SGLang's package, whatever the release.
 _MARKS = ("version.py", "srt/layers/moe/topk.py", "srt/layers/quantization/mxfp4.py")
 
@@ -57,18 +59,24 @@ def find_tree(root: Path, release: str | None = None) -> Tree:
         raise ContractError(
             f"{root} is no SGLang tree: neither python/sglang nor sglang in it has {_MARKS[1]}",
             allowed="a checkout of SGLang, or the directory that holds an unpacked release",
-            fix=f"give {root.parent}" if inside else "give the directory above `sglang`",
+            fix=f"give {_above(root)}" if inside else "give the directory above `sglang`",
         )
     package = packages[0]
     _refuse_old_python(package)
     source = package.parent != root
     found = _stated(release) if release else _release_of(root, package, source)
     if not FIRST <= found <= LAST:
+        newer = (
+            "check out a release in this range, or state the one that the tree is based on with "
+            f"--release {LAST}: each edit still looks at the code before it is made"
+        )
         raise ContractError(
             f"{root} is SGLang {found}",
             allowed=f"{FIRST} to {LAST}",
-            fix="check out a release in this range, or state the one that the tree is based on "
-            f"with --release {LAST}: each edit still looks at the code before it is made",
+            fix=newer
+            if found > LAST
+            else f"check out a release in this range, or use the plugin ({releases.FIRST_WITH_GPT_OSS} and newer; "
+            f"before {FIRST} for gpt-oss alone)",
         )
     return Tree(root, package, found, root / "test" / "registered" if source else None)
 
@@ -101,6 +109,10 @@ def _stated(release: str) -> Version:
 
 
 def _release_of(root: Path, package: Path, source: bool) -> Version:
+    manifest = read_manifest(package)
+    if manifest is not None:
+        # What was stated then counts for reverting, also where tags have moved on.
+        return _stated(manifest.release)
     candidates = [_written(package / "_version.py")]
     if source:
         candidates.append(_tag(root))
@@ -117,11 +129,19 @@ def _release_of(root: Path, package: Path, source: bool) -> Version:
         except InvalidVersion:
             continue
     where = "_version.py and git describe" if source else "_version.py and *.dist-info"
+    checkout = root.parent if root.name == "python" else None
     raise ContractError(
         f"the release of {package} is unknown: {where} do not say",
         allowed=f"a tree of SGLang {FIRST} to {LAST}",
-        fix=f"state it with --release, for example --release {LAST}",
+        fix=f"give {checkout}"
+        if checkout and (checkout / ".git").exists()
+        else f"state it with --release, for example --release {LAST}",
     )
+
+
+def _above(package: Path) -> Path:
+    """What to give in place of a package: the checkout, or the directory that holds the package."""
+    return package.parents[1] if package.parent.name == "python" else package.parent
 
 
 def _written(path: Path) -> str | None:

@@ -1,6 +1,7 @@
 """Apply, check and revert on a miniature SGLang: what comes back, and in which states it is refused."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -128,6 +129,39 @@ def test_the_release_of_a_wheel_and_of_a_checkout(tmp_path):
     assert str(find_tree(checkout).release) == "0.5.21"
 
 
+def test_what_to_do_with_a_release_depends_on_which_side_it_is(tmp_path):
+    def fix(release):
+        with pytest.raises(ContractError) as error:
+            find_tree(stand_in_tree.write(tmp_path / release, release=release))
+        return error.value.fix
+
+    assert "--release 0.5.23" in fix("0.5.24")
+    for old in ("0.5.12", "0.5.13", "0.5.16"):
+        assert "use the plugin" in fix(old) and "--release" not in fix(old)
+
+
+def test_an_applied_tree_is_reverted_whatever_its_release_says_by_then(tmp_path, monkeypatch):
+    stand_in_tree.accept(monkeypatch.setattr)
+    root = stand_in_tree.write(tmp_path / "tree", release="")
+    before = stand_in_tree.content(root)
+    run.apply(find_tree(root, "0.5.23"))
+    (root / "sglang-0.5.24.dist-info").mkdir()
+    assert str(find_tree(root).release) == "0.5.23"
+    run.revert(find_tree(root))
+    assert stand_in_tree.content(root) == before
+    with pytest.raises(ContractError, match=r"is SGLang 0.5.24"):
+        find_tree(root)
+
+
+def test_directories_in_a_checkout_are_told_where_the_checkout_is(tmp_path):
+    root = stand_in_tree.write(tmp_path / "checkout", source=True, release="")
+    commit(root)
+    for inside in ("python", "python/sglang"):
+        with pytest.raises(ContractError) as error:
+            find_tree(root / inside)
+        assert error.value.fix == f"give {root}"
+
+
 def test_not_an_sglang_tree(tmp_path):
     with pytest.raises(ContractError, match="is no SGLang tree"):
         find_tree(tmp_path)
@@ -196,8 +230,9 @@ def test_another_state_of_ours_has_to_be_taken_out_first(tree, monkeypatch):
     run.apply(find_tree(tree))
     older = run.placed_files() | {f"{FOLDER}/errors.py": b"# older\n"}
     monkeypatch.setattr(run, "placed_files", lambda: older)
-    with pytest.raises(ContractError, match="has another patch set, of version"):
-        run.apply(find_tree(tree))
+    for command in (run.apply, run.check):
+        with pytest.raises(ContractError, match="has another patch set, of version"):
+            command(find_tree(tree))
     run.revert(find_tree(tree))
     assert run.apply(find_tree(tree)).done == "applied"
 
@@ -253,6 +288,10 @@ def test_uncommitted_changes_are_left_alone_unless_told(tree):
         ContractError, match=r"uncommitted changes in sglang/srt/layers/moe/topk.py"
     ):
         run.apply(find_tree(tree))
+    assert "uncommitted changes" in run.check(find_tree(tree)).refusal.what
+    assert run.check(find_tree(tree), allow_uncommitted=True).refusal is None
+    done = CliRunner().invoke(app, ["apply", str(tree), "--check"])
+    assert done.exit_code == 2 and "but not as it is" in done.stderr and done.stdout[:4] == "--- "
     assert stand_in_tree.content(tree) == before
     run.apply(find_tree(tree), allow_uncommitted=True)
     run.revert(find_tree(tree))
@@ -271,10 +310,13 @@ def test_the_command(tree, tmp_path):
     out = tmp_path / "report.json"
     done = call("--check", "--json", str(out))
     assert done.exit_code == 0, done.output
-    assert "+    if aiter_switch.acts(_use_aiter):" in done.output
-    assert "would be applied (8 files edited" in done.output
+    assert "+    if aiter_switch.acts(_use_aiter):" in done.stdout
+    assert "would be applied (8 files edited" in done.stderr
     report = json.loads(out.read_text())
-    assert report["state"] == "original" and report["diff"] in done.output
+    assert report["state"] == "original" and report["diff"] == done.stdout
+    assert report["refusal"] is None
+    as_json = call("--check", "--json", "-")
+    assert json.loads(as_json.stdout) == report and "would be applied" in as_json.stderr
     assert {e["outcome"] for e in report["edits"]} == {"edited", "upstream"}
     assert call().exit_code == 0
     assert "in the tree already" in call("--check").output
@@ -283,6 +325,57 @@ def test_the_command(tree, tmp_path):
     (tree / TOPK).write_text((tree / TOPK).read_text().replace("hidden_states, r", "x, r"))
     refused = call()
     assert refused.exit_code == 2
+
+
+def test_the_diff_keeps_odd_bytes_and_says_where_the_last_line_has_no_end(tree):
+    before = b"a\tb\x0cc\n\xe2\x80\xa8\xff\nlast"
+    change = transaction.Change(tree / TOPK, before, before + b" line")
+    diff = run.Report(find_tree(tree), "original", changes=[change]).diff()
+    lines = diff.encode("utf-8", "surrogateescape").split(b"\n")
+    missing = b"\\ No newline at end of file"
+    assert lines[3:] == [
+        b" a\tb\x0cc",
+        b" \xe2\x80\xa8\xff",
+        *(b"-last", missing, b"+last line", missing, b""),
+    ]
+
+
+def test_a_damaged_record_is_recovered_by_what_the_message_says(tree):
+    before = stand_in_tree.content(tree)
+    run.apply(find_tree(tree))
+    folder = tree / "sglang" / FOLDER
+    (folder / NAME).write_text("{")
+    with pytest.raises(ContractError, match="is not what `apply` wrote") as error:
+        find_tree(tree)
+    assert f"remove {folder}" in error.value.fix
+    shutil.rmtree(folder)
+    for name, data in before.items():
+        (tree / name).write_bytes(data)
+    assert run.apply(find_tree(tree)).done == "applied"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_the_checks_output_is_a_patch_that_git_applies(tree, end):
+    path = tree / TOPK
+    odd = b"\n# a tab\t, a form feed \f and \xe2\x80\xa8 inside a line, and no end of the last"
+    for file in tree.rglob("*.py"):
+        file.write_bytes(file.read_bytes().rstrip(b"\n").replace(b"\n", end))
+    path.write_bytes(path.read_bytes() + odd.replace(b"\n", end))
+    before = stand_in_tree.content(tree)
+    commit(tree)
+    done = CliRunner().invoke(app, ["apply", str(tree), "--check"])
+    assert done.exit_code == 0, done.output
+    patch = tree.with_name("check.patch")
+    patch.write_bytes(done.stdout_bytes)
+    git(tree, "apply", "--whitespace=nowarn", str(patch))
+    by_git = {name: data for name, data in stand_in_tree.content(tree).items() if name in before}
+    git(tree, "checkout", "--", ".")
+    run.apply(find_tree(tree))
+    ours = stand_in_tree.content(tree)
+    assert by_git == {name: ours[name] for name in before}
+    assert all(ours[n].count(b"\n") == ours[n].count(end) for n in before if n.endswith(".py"))
+    run.revert(find_tree(tree))
+    assert stand_in_tree.content(tree) == before
 
 
 if __name__ == "__main__":
