@@ -118,10 +118,18 @@ def resolve(path: str) -> tuple[Any, str, Any]:
     owner: Any = importlib.import_module(module_name)
     *parents, name = qualname.split(".")
     for parent in parents:
-        owner = getattr(owner, parent)
+        owner = _attribute(owner, parent)
     if isinstance(owner, type) and name not in vars(owner):
         raise AttributeError(f"{owner.__qualname__} does not define {name} itself")
-    return owner, name, vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)
+    return owner, name, vars(owner)[name] if isinstance(owner, type) else _attribute(owner, name)
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Python's own message guesses at a circular import while a module is being imported, as here."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise AttributeError(f"{owner.__name__} has no {name}") from None
 
 
 def load(path: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.sglang_releases import MAIN, run_probe
 from sglang_aiter_moe.testing.sglang_server import free_port
 
-register_cpu_ci(est_time=110, suite="base-a-test-cpu")
+register_cpu_ci(est_time=120, suite="base-a-test-cpu")
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 with_release = pytest.mark.parametrize("release", ["0.5.17", "0.5.21", MAIN])
