@@ -69,7 +69,7 @@ def look_at(path: Path, now: float) -> Lock:
         age = now - path.stat().st_mtime
     except OSError:
         return Lock(path, LockState.UNKNOWN, "gone, or not readable")
-    if len(lines) < 2 or not lines[0].strip().isdigit():
+    if len(lines) < 2 or not lines[0].strip().isdecimal():
         if _kernel_lock_held(path):
             return Lock(path, LockState.HELD, "a process holds it")
         if age > LONGEST_BUILD_S:

@@ -106,7 +106,7 @@ def read_rows(files: Iterable[Path]) -> list[TunedRow]:
                 allowed="AITER's tuned tables",
                 fix=f"look at {CONFIG_VARIABLE}, or unset it",
             ) from error
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, csv.Error) as error:
             raise ContractError(
                 f"{path} is no tuned table: {error!r}",
                 allowed="a CSV with AITER's columns (token, model_dim, inter_dim, expert, topk, ...)",

@@ -90,9 +90,20 @@ def run(
         step_s: seconds for one.
         folders: AITER's build folders, looked at for locks while a build waits.
         progress: told a few times a second which build runs, and for how long.
+
+    Raises:
+        ContractError: the log cannot be written.
     """
     end = time.monotonic() + total_s
-    with log.open("a", encoding="utf-8") as out:
+    try:
+        opened = log.open("a", encoding="utf-8")
+    except OSError as error:
+        raise ContractError(
+            f"{log}: {error.strerror}",
+            allowed="a log in the current directory",
+            fix="type the command in a directory that you may write to",
+        ) from error
+    with opened as out:
         for build in builds:
             left = end - time.monotonic()
             if left <= 0:

@@ -42,6 +42,11 @@ def test_owner_by_process_id(tmp_path, ended):
     assert state(write(tmp_path, os.getpid(), HOST)) is LockState.HELD
 
 
+def test_a_lock_of_another_form_names_nobody(tmp_path):
+    for first in ("²", "-1", "99x"):
+        assert state(write(tmp_path, first, HOST)) is LockState.UNKNOWN, first
+
+
 def test_another_machine_or_container_cannot_be_judged(tmp_path, ended):
     assert state(write(tmp_path, ended, "elsewhere")) is LockState.HELD
     assert state(write(tmp_path, ended, HOST, "pid:[1]", "5")) is LockState.HELD

@@ -98,7 +98,9 @@ def test_written_rows_are_read_back(tmp_path):
 def test_what_is_no_table_is_refused(tmp_path):
     bad = tmp_path / "bad.csv"
     bad.write_text("a,b\n1,2\n")
-    for path in (bad, tmp_path / "nowhere.csv"):
+    long = tmp_path / "long.csv"
+    long.write_text(f"token\n{'1' * 200_000}\n")  # longer than a cell that the csv module takes
+    for path in (bad, long, tmp_path / "nowhere.csv"):
         with pytest.raises(ContractError, match=path.name):
             tables.read_rows([path])
 

@@ -27,6 +27,14 @@ def run(builds, tmp_path, total_s=60.0, step_s=30.0, **more):
     return list(driver.run(builds, log=tmp_path / "log", total_s=total_s, step_s=step_s, **more))
 
 
+def test_a_log_that_cannot_be_written_is_refused_before_a_build(tmp_path):
+    (tmp_path / "log").mkdir()
+    marker = tmp_path / "built"
+    with pytest.raises(ContractError, match="log: Is a directory"):
+        run([build("a", f"open({str(marker)!r}, 'w')")], tmp_path)
+    assert not marker.exists()
+
+
 def test_builds_run_in_order_with_their_variables(tmp_path):
     code = "import os; print('building', os.environ['WHAT'])"
     seen = []
