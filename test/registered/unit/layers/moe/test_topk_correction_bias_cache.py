@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from sglang_aiter_moe.errors import ContractError
-from sglang_aiter_moe.patches import glue
 from sglang_aiter_moe.srt.layers.moe import correction_bias as owner_module
 from sglang_aiter_moe.srt.layers.moe.topk import (
     TopKConfig,
@@ -156,39 +155,6 @@ def test_a_graph_reads_the_new_bias_after_an_update(change, warm, ask, capture):
     assert held.tolist() == [1.0, 2.0, 3.0, 4.0], "the case must need the refresh"
     assert refresh_correction_biases() >= 1
     assert held.tolist() == NEW.bfloat16().float().tolist()
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_graph_reads_the_new_bias_through_select_experts(change, capture):
-    # What SGLang's function reads of the config, in every release and on every path.
-    config = make([1.0, 2.0, 3.0, 4.0], torch.float32)
-    seen = []
-
-    def original(hidden_states, router_logits, topk_config, **kwargs):
-        seen.append((router_logits.dtype, topk_config.correction_bias))
-        assert topk_config.correction_bias_for_dtype(router_logits.dtype) is seen[-1][1]
-
-    parameter = config.correction_bias
-    with capture():
-        glue.select_experts(original, None, torch.zeros(2, 4, dtype=torch.bfloat16), config)
-    assert config.correction_bias is parameter, "the config carries the copy during the call alone"
-    ((dtype, held),) = seen
-    assert dtype == held.dtype == torch.float32 and held is not parameter
-    BIAS_CHANGES[change](config, NEW)
-    refresh_correction_biases()
-    assert held.tolist() == NEW.tolist()
-
-
-def test_the_config_gets_its_bias_back_when_select_experts_fails(capture):
-    config = make([1.0, 2.0], torch.float32)
-    parameter = config.correction_bias
-
-    def original(*args, **kwargs):
-        raise ZeroDivisionError
-
-    with capture(), pytest.raises(ZeroDivisionError):
-        glue.select_experts(original, None, torch.zeros(1, 2), config)
-    assert config.correction_bias is parameter
 
 
 def test_an_eager_call_after_a_swap_also_reaches_the_graphs(capture):
@@ -503,31 +469,6 @@ def test_compiled_code_sees_every_change(change, backend):
     assert forward(x).tolist() == [1.0, 2.0, 3.0, 4.0]
     BIAS_CHANGES[change](config, NEW)
     assert forward(x).tolist() == NEW.bfloat16().float().tolist()
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_graph_around_compiled_code_follows_a_replaced_storage(dtype, backend, capture):
-    config = make([1.0, 2.0, 3.0, 4.0], dtype)
-
-    def original(hidden_states, router_logits, topk_config, **kwargs):
-        bias = topk_config.correction_bias_for_dtype(router_logits.dtype)
-        return router_logits + bias
-
-    @torch.compile(backend=backend, fullgraph=True)
-    def forward(logits):
-        return glue.select_experts(original, None, logits, config)
-
-    logits = torch.zeros(1, 4)
-    assert forward(logits).tolist() == [[1.0, 2.0, 3.0, 4.0]]
-    with capture():
-        forward(logits)
-    held = correction_bias_of(config)._copies[torch.float32]
-    assert held.held, "the capture must be known to the owner"
-    assert isinstance(config.correction_bias, torch.nn.Parameter)
-    BIAS_CHANGES["swap_data"](config, NEW)
-    refresh_correction_biases()
-    assert held.tensor.tolist() == NEW.to(dtype).float().tolist()
 
 
 def test_a_copied_config_has_a_state_of_its_own(capture):
