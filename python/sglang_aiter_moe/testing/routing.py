@@ -52,9 +52,10 @@ def assert_routing(
     topk: int,
     *,
     ordered: bool = True,
+    rtol: float = 1e-6,
     **options,
 ) -> None:
-    """Same experts as the reference, weights within 1e-6 (relative, fp32).
+    """Same experts as the reference, weights within ``rtol`` (relative, fp32).
 
     ``ordered``: in the same order, best choice first; else in ascending order of expert.
     """
@@ -65,7 +66,7 @@ def assert_routing(
     reference = torch.tensor([row for _, row in expected], dtype=torch.float64)
     reference = reference.reshape(weights.shape)
     torch.testing.assert_close(
-        weights.double().cpu(), reference, rtol=1e-6, atol=1e-37, equal_nan=True
+        weights.double().cpu(), reference, rtol=rtol, atol=1e-37, equal_nan=True
     )
 
 

@@ -215,6 +215,8 @@ def run_case(case: Case, device: str, seed: int, backend: str = "triton") -> dic
         shared = torch.arange(case.experts, case.experts + case.shared).expand(real, -1)
         assert torch.equal(ids[:, case.topk :].long(), shared), "ids of the shared slots"
         assert (weights[:, case.topk :] == torch.tensor(0.4)).all(), "weights of the shared slots"
+        # The interpreter adds the scores one by one, a GPU in a tree: over hundreds, float32 shows it.
+        one_by_one = backend == "triton" and device == "cpu" and case.topk > 128
         for row in range(real):
             one = slice(row, row + 1)
             row_bias = bias[row] if case.per_token_bias else bias
@@ -225,6 +227,7 @@ def run_case(case: Case, device: str, seed: int, backend: str = "triton") -> dic
                 row_bias,
                 case.topk,
                 ordered=backend == "torch",
+                rtol=5e-6 if one_by_one else 1e-6,
                 **options,
             )
     except AssertionError as failure:

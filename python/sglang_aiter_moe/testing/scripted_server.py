@@ -9,6 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # a client's connections come at once; 5, the default, resets some of them
+
+
 class ScriptedServer:
     """Answers ``/v1/completions`` with ``answer(prompt)``, with status 500 where that is None."""
 
@@ -39,7 +43,7 @@ class ScriptedServer:
                     self.send({"choices": [{"text": text}]})
 
         self.requests: list[dict[str, Any]] = []
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
 
