@@ -7,6 +7,7 @@ judges it. A graph capture is simulated: what a reader is given under it is what
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -168,8 +169,11 @@ def probe_recovery() -> dict[str, Any]:
         config.correction_bias.data.copy_(bias + 1)  # as loaders write
 
     model_path = SimpleNamespace(model_path="path", load_format="auto")
+    move = eplb_manager.update_expert_location_with_recovery
+    # Older releases are told the number of nodes here.
+    nodes = {"nnodes": 1} if "nnodes" in inspect.signature(move).parameters else {}
     with mock.patch.object(eplb_manager, "get_model", lambda: model_path, create=True):
-        eplb_manager.update_expert_location_with_recovery(
+        move(
             expert_location_updater=SimpleNamespace(update=lambda *a, **k: {0: [1]}),
             model=SimpleNamespace(routed_experts_weights_of_layer={}),
             new_expert_location_metadata=None,
@@ -179,6 +183,7 @@ def probe_recovery() -> dict[str, Any]:
             update_weights_from_disk_callable=from_disk,
             ep_dispatch_algorithm="static",
             init_lplb_solvers_callable=None,
+            **nodes,
         )
     return {"reloads": len(calls), "graph_follows": torch.equal(held, bias + 1)}
 
@@ -222,7 +227,9 @@ def probe_check_weights() -> bool:
     manager = mock.MagicMock(offload_tags=set())
     manager._select_runners = reset
     manager.tp_worker.model_runner.check_weights = reset
-    request = SimpleNamespace(selector="all", action="reset_tensors", skip_tensor_list=None)
+    request = SimpleNamespace(
+        selector="all", action="reset_tensors", skip_tensor_list=None, allow_quant_error=False
+    )
     with contextlib.suppress(RuntimeError):
         weight_updater.SchedulerWeightUpdaterManager.check_weights(manager, request)
     return torch.equal(held, bias + 1)
