@@ -184,7 +184,7 @@ def test_the_placed_tests_pass_sglangs_collector_and_run(trees):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         env=env,
-        cwd=tree,
+        cwd=trees.folder,  # where hypothesis may leave its examples: not in the tree
         capture_output=True,
         text=True,
         check=False,
