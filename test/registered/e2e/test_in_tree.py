@@ -144,8 +144,8 @@ def test_the_applied_tree_agrees_with_the_reference(trees, release, mode):
 def test_every_outcome_of_the_matrix_is_that_of_the_plugin(trees):
     applied, plugin = (trees.matrix[side].result() for side in ("applied", "plugin"))
     assert applied == plugin
-    assert len({outcome["stage"] for outcome in plugin.values()}) > 1
-    assert sum(outcome["error_type"] is None for outcome in plugin.values()) > 10
+    assert len({outcome.get("stage") for outcome in plugin.values()}) > 1
+    assert sum("error_type" not in outcome for outcome in plugin.values()) > 10
 
 
 def test_the_plugin_sees_what_is_in_the_tree(trees):
