@@ -10,7 +10,9 @@ from typing import Any
 
 
 class _Server(ThreadingHTTPServer):
-    request_queue_size = 128  # a client's connections come at once; 5, the default, resets some of them
+    request_queue_size = (
+        128  # a client's connections come at once; 5, the default, resets some of them
+    )
 
 
 class ScriptedServer:
