@@ -60,6 +60,14 @@ def state(device: torch.device, size: int = 1) -> torch.Tensor:
     return _states[key]
 
 
+def holds(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` lies in an arena."""
+    arenas = _arenas.get(_key(tensor.device), [])
+    return any(
+        a.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for a in arenas
+    )
+
+
 def poison(device: torch.device) -> None:
     """Fills the arena with 0xFF, NaN in every format (tests): nothing may depend on what an earlier call left."""
     for arena in _arenas.get(_key(device), []):

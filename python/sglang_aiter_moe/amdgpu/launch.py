@@ -1,0 +1,142 @@
+"""An AMD GPU that is interpreted: run Triton kernels for gfx942 or gfx950 on CPU tensors.
+
+    with Device("gfx950") as device:
+        kernel[grid](x, y, n, BLOCK=64)
+    device.launches[0].statistics
+
+Each launch compiles the kernel for the target, interprets its assembly text, and writes what it wrote into the
+tensors. docs/amd-execution.md says what is modelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sglang_aiter_moe.amdgpu import kernarg, machine, triton_driver
+from sglang_aiter_moe.amdgpu.assembly import Program, parse
+from sglang_aiter_moe.amdgpu.memory import Memory
+from sglang_aiter_moe.errors import ContractError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch that ran. ``grid``: workgroups along x, y, z; ``warps``: waves each."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    warps: int
+    assembly: str
+    statistics: machine.Statistics
+
+
+@functools.lru_cache(maxsize=128)
+def program_of(assembly: str) -> Program:
+    return parse(assembly)
+
+
+class Device:
+    """Runs launches on interpreted memory while it is entered.
+
+    Tensors are on the CPU. Their bytes are copied in before a launch, and out after it. Arguments may be the same
+    tensor twice, but not overlap otherwise.
+
+    Args:
+        arch: "gfx942" or "gfx950".
+        scratch: tells of a tensor whether its bytes mean nothing before a kernel has written them; reading them is
+            then an error, also in a later launch.
+        edit: takes a kernel's name and assembly text and returns the text to run (mutations).
+        lockstep: workgroups that advance together.
+        max_instructions: wave-instructions of one launch before it counts as one that does not end.
+    """
+
+    def __init__(
+        self,
+        arch: str,
+        *,
+        scratch: Callable[[torch.Tensor], bool] = lambda tensor: False,
+        edit: Callable[[str, str], str] = lambda name, text: text,
+        lockstep: int = 64,
+        max_instructions: int = 1 << 28,
+    ) -> None:
+        self.memory = Memory()
+        self.launches: list[Launch] = []
+        self._driver = triton_driver.Driver(arch, self._launched)
+        self._scratch, self._edit = scratch, edit
+        self._limits = {"lockstep": lockstep, "max_instructions": max_instructions}
+        self._placed: dict[tuple[int, int], int] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Device:
+        self._stack.enter_context(triton_driver.active(self._driver))
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._stack.close()
+
+    def _address(self, tensor: torch.Tensor, name: str) -> int:
+        """Where ``tensor`` is in the interpreted memory, after its bytes have been copied there."""
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise ContractError(
+                f"{name} is on {tensor.device} with strides {list(tensor.stride())}",
+                allowed="contiguous tensors on the CPU",
+                fix=f"pass {name}.cpu().contiguous()",
+            )
+        data = as_bytes(tensor)
+        key = tensor.data_ptr(), data.size
+        if not data.size:
+            return 0
+        if key in self._placed:
+            if not self._scratch(tensor):
+                self.memory.write(self._placed[key], data)
+            return self._placed[key]
+        for start, size in self._placed:
+            if start < key[0] + key[1] and key[0] < start + size:
+                raise ContractError(
+                    f"{name} overlaps another argument in part",
+                    allowed="arguments that are the same tensor or lie apart",
+                    fix=f"pass a copy of {name}",
+                )
+        if self._scratch(tensor):
+            self._placed[key] = self.memory.reserve(data.size, name)
+        else:
+            self._placed[key] = self.memory.place(data, name)
+        return self._placed[key]
+
+    def _launched(self, call: triton_driver.Call) -> None:
+        text = self._edit(call.name, call.assembly)
+        program = program_of(text)
+        kernel = program.kernels[call.name]
+        tensors = {n: a for n, a in call.arguments.items() if isinstance(a, torch.Tensor)}
+        addresses = {name: self._address(tensor, name) for name, tensor in tensors.items()}
+        values = [
+            argument.data if isinstance(argument, triton_driver.Scalar) else addresses[name]
+            for name, argument in call.arguments.items()
+        ]
+        segment = kernarg.pack(kernel, values, list(call.arguments))
+        statistics = machine.run(
+            program,
+            call.name,
+            self.memory,
+            segment,
+            call.grid,
+            block=(call.warps * triton_driver.WAVEFRONT, 1, 1),
+            lds_bytes=call.lds_bytes,
+            **self._limits,
+        )
+        for name, tensor in tensors.items():
+            if addresses[name]:
+                data = as_bytes(tensor)
+                data[:] = self.memory.read(
+                    addresses[name], data.dtype, data.shape, allow_uninitialised=True
+                )
+        self.launches.append(Launch(call.name, call.grid, call.warps, text, statistics))
+
+
+def as_bytes(tensor: torch.Tensor):
+    """The tensor's own bytes as a flat numpy array."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
