@@ -85,6 +85,18 @@ class Memory:
             )
         return self._bytes[start : start + nbytes].view(dtype).reshape(shape).copy()
 
+    def write(self, address: int, array: np.ndarray) -> None:
+        """Copies ``array`` over what is at ``address``, as a host does between launches.
+
+        Raises:
+            ContractError: bytes outside an allocation.
+        """
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.read(address, np.uint8, raw.size, allow_uninitialised=True)  # checks the bounds
+        start = address - BASE
+        self._bytes[start : start + raw.size] = raw
+        self._state[start : start + raw.size] |= _INITIALISED
+
     def written(self, address: int, nbytes: int) -> np.ndarray:
         """bool [nbytes]: which bytes are initialised."""
         start = address - BASE
