@@ -1,62 +1,31 @@
 """Whole layers against the outputs of AITER's own gfx950 kernels, executed (test/golden/executed)."""
 
-import functools
-import hashlib
-import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from sglang_aiter_moe import portable
 from sglang_aiter_moe.numerics import cosine
-from sglang_aiter_moe.numerics.oracle import RawExperts
 from sglang_aiter_moe.portable.backends import cpu
 from sglang_aiter_moe.portable.entry import call_of, request_of
+from sglang_aiter_moe.testing import executed_vectors as vectors
 from sglang_aiter_moe.testing import portable_cases as pc
+from sglang_aiter_moe.testing.executed_vectors import CASES, FORM, bf16, rms
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=30, suite="base-a-test-cpu")
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "executed"
-HIDDEN, INTER = 3584, 384
 ENV = {"a16w4": {}, "a8w4": {"AITER_SITUV2_A8W4": "1"}, "a4w4": {"AITER_SITUV2_A4W4": "1"}}
-FORM = {"a16w4": "separated", "a8w4": "gu_interleaved", "a4w4": "separated"}
 BETAS = {"beta": 4.0, "linear_beta": 25.0}
-CASES = [(shape, mode) for shape in ("full", "ragged") for mode in ENV]
 
 
-def bf16(bits):
-    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
-
-
-@functools.cache
-def experts(seed, count):
-    """The weights that the README of the vectors describes."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    w13 = rng.integers(0, 256, (count, 2 * INTER, HIDDEN // 2), dtype=np.uint8)
-    s13 = rng.integers(117, 123, (count, 2 * INTER, HIDDEN // 32), dtype=np.uint8)
-    w2 = rng.integers(0, 256, (count, HIDDEN, INTER // 2), dtype=np.uint8)
-    s2 = rng.integers(117, 123, (count, HIDDEN, INTER // 32), dtype=np.uint8)
-    return RawExperts(*(torch.from_numpy(a) for a in (w13, s13, w2, s2)))
-
-
-@functools.cache
 def load(shape, mode):
-    with np.load(GOLDEN / f"{shape}_{mode}.npz") as golden:
-        arrays = {k: golden[k] for k in golden}
-    meta = json.loads(str(arrays.pop("meta")))
-    raw = experts(meta["seed_weights"], meta["E"])
-    for name, tensor in (("w13", raw.w13), ("w2_scale", raw.w2_scale)):
-        assert hashlib.sha256(tensor.numpy().tobytes()).hexdigest() == meta["sha256"][name]
-    routed = pc.Routed(
-        bf16(arrays["x"]),
-        torch.from_numpy(arrays["topk_ids"]),
-        torch.from_numpy(arrays["topk_weights"]),
-    )
-    return raw, routed, arrays
+    raw, arrays = vectors.load(GOLDEN, shape, mode)
+    ids, weights = (torch.from_numpy(arrays[name]) for name in ("topk_ids", "topk_weights"))
+    return raw, pc.Routed(bf16(arrays["x"]), ids, weights), arrays
 
 
 @pytest.fixture
@@ -70,26 +39,13 @@ def mode_env(monkeypatch):
     return choose
 
 
-def rms(got, want, dim=None):
-    difference, want = (got.double() - want.double()).square(), want.double().square()
-    if dim is None:
-        return float((difference.sum() / want.sum()).sqrt())
-    return (difference.sum(dim) / want.sum(dim)).sqrt()
-
-
 @pytest.mark.parametrize("shape, mode", CASES)
 def test_output(shape, mode, mode_env):
     mode_env(mode)
     raw, routed, arrays = load(shape, mode)
     with portable.installed():
         out = pc.fused_moe(routed, pc.pack(raw, FORM[mode]), "Situv2", **BETAS)
-    want = bf16(arrays["out"])
-    assert rms(out, want) < 4e-3
-    assert float(rms(out, want, 1).max()) < 5e-3
-    assert cosine(out, want) > 0.99999
-    assert float((out.double() - want.double()).abs().max()) <= 1e-2 * float(
-        want.double().abs().max()
-    )
+    assert not vectors.output_faults(out, arrays)
 
 
 @pytest.mark.parametrize("shape, mode", CASES)
@@ -136,7 +92,7 @@ def test_stage_1(shape, mode, mode_env):
             close = dequantise(codes, scale) == dequantise(want_codes, want_scale)
         equal += int(close.sum())
         total += close.numel()
-    assert total == routed.ids.numel() * INTER
+    assert total == routed.ids.numel() * vectors.INTER
     assert equal >= 0.999 * total
     if mode != "a16w4":
         assert scales_equal == scales
@@ -154,8 +110,8 @@ def test_quantised_input(mode, mode_env):
         tokens=35,
         num_experts=5,
         topk=2,
-        hidden_size=HIDDEN,
-        intermediate_size=INTER,
+        hidden_size=vectors.HIDDEN,
+        intermediate_size=vectors.INTER,
     )
     got = cpu.quantise_input(resolved, routed.x)
     assert torch.equal(got.float(), want)
