@@ -78,6 +78,8 @@ def environment(
     for name in list(env):
         if name.startswith(("AITER_", "SGLANG_")):
             del env[name]
+    # A server is four processes or more, and each would compile all of SGLang and transformers anew.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     paths = [] if release is None else [release]
     if controls:
         paths.append(str(PACKAGE / "testing" / "controls_dist"))

@@ -1,0 +1,34 @@
+"""The environment that SGLang's processes get."""
+
+import sys
+
+import pytest
+
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.sglang_server import environment
+
+register_cpu_ci(est_time=5, suite="base-a-test-cpu")
+
+BASE = {"PATH": "/bin", "AITER_SITUV2_A8W4": "1", "SGLANG_PLUGINS": "other", "HOME": "/home/a"}
+
+
+def test_no_variable_of_sglang_or_aiter_is_passed_on_but_those_that_are_given():
+    env = environment(base=BASE, AITER_SITUV2_A4W4="1", HOME=None)
+    assert env["PATH"] == "/bin" and "HOME" not in env
+    assert {n for n in env if n.startswith("AITER_")} == {"AITER_SITUV2_A4W4"}
+    assert "SGLANG_PLUGINS" not in env
+
+
+def test_compiled_modules_are_kept_whatever_this_process_does():
+    env = environment(base={**BASE, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert "PYTHONDONTWRITEBYTECODE" not in env
+
+
+@pytest.mark.parametrize("ranks, entries", [(1, 0), (2, 2), (3, 3)])
+def test_each_rank_has_its_cores(ranks, entries):
+    bound = environment(base=BASE, ranks=ranks).get("SGLANG_CPU_OMP_THREADS_BIND", "")
+    assert len(bound.split("|") if bound else []) == entries
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
