@@ -14,6 +14,7 @@ from sglang_aiter_moe.contract.plan import plan_moe
 from sglang_aiter_moe.contract.spec import Target
 from sglang_aiter_moe.evaluation import exact_match
 from sglang_aiter_moe.evaluation.exact_match import Gate
+from sglang_aiter_moe.evaluation.provenance import provenance
 from sglang_aiter_moe.miniature import CHECKPOINTS, WEIGHTS, task
 from sglang_aiter_moe.miniature.experts import OTHER_LAYOUT, layer_spec
 from sglang_aiter_moe.miniature.model import SHAPES
@@ -213,7 +214,7 @@ def _ask(url: str, checkpoint: str, mode: str, count: int) -> Asked:
 
 def to_json(runs: Sequence[Run]) -> dict:
     """What ``sglang-aiter-moe eval --json`` writes."""
-    return {
+    return provenance() | {
         "modes": [r.to_json() for r in runs if r.setting.plugin and not r.setting.wrong_layout],
         "wrong_layout": [r.to_json() for r in runs if r.setting.wrong_layout],
         "without_plugin": [r.to_json() for r in runs if not r.setting.plugin],
