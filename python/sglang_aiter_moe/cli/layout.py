@@ -76,7 +76,7 @@ def layout(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="PLAN", help="A plan as JSON (MoePlan.to_json)."),
+        typer.Option("--plan", metavar="PLAN", help="A plan as JSON, from plan --json FILE."),
     ] = None,
     arch: Annotated[str, typer.Option("--arch", help="Of the GPU that will run it.")] = "gfx950",
     aiter: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import typer
@@ -30,14 +31,7 @@ def read_plan(
         ContractError: the file is no plan, or the config cannot be planned.
     """
     if plan is not None:
-        try:
-            return MoePlan.from_json(plan.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ContractError(
-                f"{plan} cannot be read: {error.strerror}",
-                allowed="a plan as JSON",
-                fix="write MoePlan.to_json() to the file",
-            ) from error
+        return _read(plan)
     if config is None:
         raise typer.BadParameter("--pack needs --plan PLAN or --config CONFIG")
     from sglang_aiter_moe.contract.capabilities import Capabilities
@@ -49,6 +43,23 @@ def read_plan(
     capabilities = known(aiter) if aiter else Capabilities.newest("--aiter was not given")
     spec = rank_spec(read_config(config), tp=tp[0], ep=ep[0], tp_rank=tp[1], ep_rank=ep[1])
     return plan_moe(spec, Target.current(arch, capabilities))
+
+
+def _read(file: Path) -> MoePlan:
+    """The plan in what `plan --json` or :meth:`.MoePlan.to_json` wrote."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        found = json.loads(text)
+        if isinstance(found, dict):
+            text = json.dumps(found.get("plan", found))
+        return MoePlan.from_json(text)
+    except (OSError, ValueError) as error:
+        reason = error.what if isinstance(error, ContractError) else str(error)
+        raise ContractError(
+            f"--plan {file}: {reason}",
+            allowed="a plan of this release as JSON",
+            fix="write one: sglang-aiter-moe plan CONFIG --tp N --ep N --json FILE",
+        ) from error
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -94,6 +95,8 @@ def describe(layers: MoeLayers, setting: Setting) -> dict[str, Any]:
         "bytes_per_rank": None if layers.count is None else layers.count * bytes_per_layer,
         "decisions": [asdict(decision) for decision in plan.decisions],
         "changes": what_would_change(spec, setting, plan),
+        # whole, for `layout --pack --plan`
+        "plan": json.loads(plan.to_json()),
     }
 
 

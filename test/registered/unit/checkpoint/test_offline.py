@@ -178,8 +178,49 @@ def test_the_command_takes_a_plan_from_a_file(tmp_path, source):
     plan.write_text(plans.plan(SITU, arch="gfx1250").to_json())
     status, made = run("--pack", source(SITU, "quark"), "--out", tmp_path / "out", "--plan", plan)
     assert (status, made["w13_layout"]) == (0, "gu_interleaved_gfx1250")
-    plan.write_text("{}")
-    assert run("--pack", tmp_path / "raw", "--out", tmp_path / "b", "--plan", plan)[0] == 2
+
+
+def test_the_command_takes_what_plan_wrote_wherever_it_runs(tmp_path, source, monkeypatch):
+    folder, file = source(SITU, "quark"), tmp_path / "plan.json"
+    options = ["--arch", "gfx950", "--env", f"{plans.A8W4}=1", "--json", file]
+    planned = CliRunner().invoke(app, ["plan", *map(str, (folder, *options))])
+    assert planned.exit_code == 0, planned.output
+    monkeypatch.delenv(plans.A8W4, raising=False)
+    files = {}
+    for name, more in {
+        "planned": ("--plan", file),
+        "flag": ("--config", folder, "--arch", "gfx950", "--aiter", "0.1.20"),
+    }.items():
+        if name == "flag":
+            monkeypatch.setenv(plans.A8W4, "1")
+        status, made = run("--pack", folder, "--out", tmp_path / name, *more)
+        assert (status, made["w13_layout"]) == (0, "gu_interleaved")
+        files[name] = [load_file(tmp_path / name / file) for file in made["files"]]
+    assert len(files["flag"]) >= 2
+    for one, other in zip(files["planned"], files["flag"], strict=True):
+        assert one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"{}", id="empty"),
+        pytest.param(b"[]", id="list"),
+        pytest.param(b"plan", id="no JSON"),
+        pytest.param(b"\xff", id="no text"),
+        pytest.param(b'{"config": "kimi-k3", "refused": {"what": "tp"}}', id="refused"),
+        pytest.param(b'{"plan": null}', id="null"),
+        pytest.param(None, id="no file"),
+    ],
+)
+def test_what_is_no_plan_is_refused_with_the_command_that_writes_one(tmp_path, source, content):
+    folder, file = source(SITU, "quark"), tmp_path / "plan.json"
+    if content is not None:
+        file.write_bytes(content)
+    arguments = ["layout", "--pack", folder, "--out", tmp_path / "out", "--plan", file]
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == 2, done.output
+    assert "sglang-aiter-moe plan CONFIG" in done.stderr and not (tmp_path / "out").exists()
 
 
 def test_a_file_whose_plan_is_wrong_is_contradicted(tmp_path, source):
