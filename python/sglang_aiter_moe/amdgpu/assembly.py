@@ -63,6 +63,7 @@ class Instruction:
     modifiers: dict[str, object]
     line: int
     text: str
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def parse(text: str) -> Program:
                 descriptor[word.removeprefix(".amdhsa_")] = rest
             continue
         if in_text:
-            instructions.append(parse_instruction(line, number))
+            instructions.append(parse_instruction(line, number, target))
     if target not in TARGETS:
         raise AssemblyError(
             f".amdgcn_target names {target or 'nothing'!r}",
@@ -178,7 +179,7 @@ def parse(text: str) -> Program:
     return Program(tuple(instructions), labels, kernels)
 
 
-def parse_instruction(line: str, number: int = 0) -> Instruction:
+def parse_instruction(line: str, number: int = 0, target: str = "") -> Instruction:
     """One instruction without comment: ``v_add_u32_e32 v1, s2, v3``."""
     mnemonic, _, rest = line.replace("\t", " ").partition(" ")
     opcode, encoding = mnemonic, ""
@@ -201,42 +202,16 @@ def parse_instruction(line: str, number: int = 0) -> Instruction:
             else:
                 name, value = _modifier(word, number)
                 modifiers[name] = value
-    return Instruction(mnemonic, opcode, encoding, tuple(operands), modifiers, number, line)
+    return Instruction(mnemonic, opcode, encoding, tuple(operands), modifiers, number, line, target)
 
 
-_FLAGS = frozenset(
-    [
-        "offen",
-        "idxen",
-        "glc",
-        "slc",
-        "nt",
-        "sc0",
-        "sc1",
-        "lds",
-        "gds",
-        "clamp",
-        "tfe",
-        "done",
-        "off_",
-        "vm",
-        "compr",
-        "high",
-        "unorm",
-        "r128",
-        "lwe",
-        "da",
-        "scale",
-    ]
-)
+_FLAGS = (
+    "offen", "idxen", "glc", "slc", "nt", "sc0", "sc1", "lds", "gds", "clamp", "tfe", "row_mirror", "row_half_mirror",
+)  # fmt: skip
 
 
 def _is_modifier(word: str) -> bool:
-    return (
-        word in _FLAGS
-        or bool(re.match(r"[a-z_0-9]+:", word))
-        or word in ("row_mirror", "row_half_mirror")
-    )
+    return word in _FLAGS or bool(re.match(r"[a-z_0-9]+:", word))
 
 
 def _modifier(word: str, number: int) -> tuple[str, object]:

@@ -1,12 +1,27 @@
-"""Executes a grid of a parsed kernel: waves of 64 lanes, many workgroups in lock-step."""
+"""Executes a grid of a parsed kernel: waves of 64 lanes, many workgroups in lock-step.
+
+The waves of ``lockstep`` workgroups are one batch. All waves at the smallest program counter execute a basic block
+together; a branch on which they differ splits them, and they meet again where their counters do. A barrier holds a wave
+until every wave of its workgroup that has not ended waits too.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sglang_aiter_moe.amdgpu.assembly import Program
+import numpy as np
+
+from sglang_aiter_moe.amdgpu import semantics
+from sglang_aiter_moe.amdgpu.assembly import Instruction, Kernel, Program
+from sglang_aiter_moe.amdgpu.control import BARRIER, BRANCH, CONDITIONS, END, TERMINATORS
+from sglang_aiter_moe.amdgpu.errors import ExecutionError, Fault
 from sglang_aiter_moe.amdgpu.memory import Memory
+from sglang_aiter_moe.amdgpu.state import LANES, Batch
+
+_ENDED, _NEVER = np.int64(1 << 40), np.int64(1 << 41)
 
 
 @dataclass
@@ -22,6 +37,33 @@ class Statistics:
     wave_instructions: int = 0
     seconds: float = 0.0
     opcodes: Counter = field(default_factory=Counter)
+
+
+@dataclass
+class _Block:
+    """Straight-line code: from a label or after a branch, to the next branch, barrier, end or label."""
+
+    start: int
+    operations: list[Callable[[Batch], None]]
+    last: Instruction | None
+    """The branch, barrier or end; None where the block runs into a label."""
+    next: int
+    target: int | None = None
+    waves: int = 0
+    """How many waves have executed it."""
+
+
+@dataclass(frozen=True)
+class _Launch:
+    program: Program
+    kernel: Kernel
+    memory: Memory
+    kernarg_address: int
+    kernargs: bytes
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    lds_bytes: int
+    checked: bool
 
 
 def run(
@@ -50,6 +92,220 @@ def run(
         checked: report reads of registers, LDS and memory that nothing wrote.
 
     Raises:
+        AssemblyError: the kernel has an opcode, modifier or operand that is not modelled.
         ExecutionError: names source line, opcode, workgroup, wave and lane.
     """
-    raise NotImplementedError
+    if kernel not in program.kernels:
+        raise ExecutionError(
+            f"the kernel {kernel} is not in the text",
+            allowed=", ".join(program.kernels) or "a text with an .amdhsa_kernel directive",
+            fix="name one of them",
+        )
+    described = program.kernels[kernel]
+    if len(kernargs) < described.kernarg_size:
+        raise ExecutionError(
+            f"{len(kernargs)} bytes of kernel arguments",
+            allowed=f"{described.kernarg_size} bytes, as {kernel} declares",
+            fix="lay them out by Kernel.arguments",
+        )
+    started = time.perf_counter()
+    blocks = _blocks(program, described.entry)
+    address = memory.place(
+        np.frombuffer(kernargs or b"\0" * 8, np.uint8), "kernargs", writable=False
+    )
+    memory.settle()
+    launch = _Launch(
+        program, described, memory, address, kernargs, grid,
+        block or (described.workgroup_size, 1, 1),
+        described.lds_bytes if lds_bytes is None else lds_bytes, checked,
+    )  # fmt: skip
+    total = int(np.prod(grid))
+    done = 0
+    with np.errstate(all="ignore"):
+        for first in range(0, total, lockstep):
+            groups = np.arange(first, min(first + lockstep, total))
+            done += _Runner(launch, blocks, groups).run(max_instructions - done)
+    opcodes: Counter = Counter()
+    for b in blocks.values():
+        if b.waves:
+            end = b.start + len(b.operations) + (b.last is not None)
+            for instruction in program.instructions[b.start : end]:
+                opcodes[instruction.opcode] += b.waves
+    return Statistics(sum(opcodes.values()), time.perf_counter() - started, opcodes)
+
+
+def _blocks(program: Program, entry: int) -> dict[int, _Block]:
+    """The basic blocks that can be reached from ``entry``, by the index of their first instruction."""
+    leaders = set(program.labels.values())
+    blocks: dict[int, _Block] = {}
+    todo = [entry]
+    while todo:
+        start = todo.pop()
+        if start in blocks:
+            continue
+        operations, at = [], start
+        while True:
+            if at >= len(program.instructions):
+                raise ExecutionError(
+                    f"the code from instruction {start} on runs past the end of the text",
+                    allowed="code that ends in s_endpgm",
+                    fix="pass the whole text",
+                )
+            instruction = program.instructions[at]
+            if instruction.opcode in TERMINATORS:
+                block = _Block(start, operations, instruction, at + 1)
+                break
+            operations.append(semantics.build(instruction))
+            at += 1
+            if at in leaders:
+                block = _Block(start, operations, None, at)
+                break
+        blocks[start] = block
+        if block.last is None or block.last.opcode != END:
+            if block.last is not None and block.last.opcode in (BRANCH, *CONDITIONS):
+                block.target = program.labels[block.last.operands[0].value]
+                todo.append(block.target)
+            if block.last is None or block.last.opcode != BRANCH:
+                todo.append(block.next)
+    return blocks
+
+
+def _highest(program: Program, kind: str) -> int:
+    used = [o.index + o.count for i in program.instructions for o in i.operands if o.kind == kind]
+    return max(used, default=0)
+
+
+class _Runner:
+    """One batch of workgroups from entry to end."""
+
+    def __init__(self, launch: _Launch, blocks: dict[int, _Block], groups: np.ndarray) -> None:
+        self._launch, self._blocks, self._groups = launch, blocks, groups
+        x, y, z = launch.block
+        self._per_group = -(-x * y * z // LANES)
+        waves = groups.size * self._per_group
+        self._batch = b = Batch(
+            waves, self._per_group, max(1, _highest(launch.program, "v")), _highest(launch.program, "a"),
+            launch.lds_bytes, launch.checked,
+        )  # fmt: skip
+        b.memory = launch.memory
+        self._ids = np.arange(waves)
+        self._pc = np.full(waves, launch.kernel.entry, np.int64)
+        self._waiting = np.zeros(waves, bool)
+        _initialise(b, launch, groups)
+
+    def run(self, limit: int) -> int:
+        executed = 0
+        while True:
+            ended = self._pc == _ENDED
+            if ended.any():
+                if ended.all():
+                    return executed
+                self._compact(ended)
+            ready = np.where(self._waiting, _NEVER, self._pc)
+            pc = int(ready.min())
+            active = ready == pc
+            b = self._batch
+            everyone = bool(active.all())
+            if not (everyone and b.active is None):
+                b.activate(None if everyone else active)
+            block = self._blocks[pc]
+            count = b.waves if everyone else int(active.sum())
+            i = 0
+            try:
+                for i, operation in enumerate(block.operations):  # noqa: B007
+                    operation(b)
+            except Fault as fault:
+                raise self._error(
+                    fault, self._launch.program.instructions[block.start + i]
+                ) from None
+            block.waves += count
+            executed += count * (len(block.operations) + (block.last is not None))
+            self._leave(block, active, everyone)
+            if executed > limit:
+                raise ExecutionError(
+                    f"{executed} wave-instructions, and the kernel has not ended",
+                    allowed=f"max_instructions: {limit}",
+                    fix="check the loop's condition, or allow more",
+                    line=block.last.line if block.last else 0,
+                )
+
+    def _leave(self, block: _Block, active: np.ndarray, everyone: bool) -> None:
+        """Sets the program counters of the waves that executed ``block``."""
+        b, pc, opcode = self._batch, self._pc, block.last.opcode if block.last else ""
+        if opcode in CONDITIONS:
+            try:
+                taken = CONDITIONS[opcode](b)
+            except Fault as fault:
+                raise self._error(fault, block.last) from None
+            to = np.where(taken, block.target, block.next)
+            self._pc = to if everyone else np.where(active, to, pc)
+            return
+        to = {BRANCH: block.target, END: _ENDED}.get(opcode, block.next)
+        self._pc = np.full_like(pc, to) if everyone else np.where(active, to, pc)
+        if opcode == BARRIER and not everyone:
+            self._waiting |= active
+        if opcode in (BARRIER, END) and self._waiting.any():
+            arrived = (self._waiting | (self._pc == _ENDED)).reshape(-1, self._per_group).all(1)
+            self._waiting &= ~np.repeat(arrived, self._per_group)
+
+    def _compact(self, ended: np.ndarray) -> None:
+        """Drops workgroups that have ended once they are a third of the batch."""
+        whole = ended.reshape(-1, self._per_group).all(1)
+        if 3 * whole.sum() < whole.size:
+            return
+        kept = ~np.repeat(whole, self._per_group)
+        self._batch.activate(None)
+        self._batch.keep(kept)
+        self._ids, self._pc, self._waiting = self._ids[kept], self._pc[kept], self._waiting[kept]
+
+    def _error(self, fault: Fault, instruction: Instruction) -> ExecutionError:
+        wave, lane = fault.wave, None
+        if fault.lane is not None:
+            wave, lane = divmod(int(fault.lane), LANES)
+        group = None
+        where = f"line {instruction.line}: {instruction.text}"
+        if wave is not None:
+            wave = int(self._ids[wave])
+            x, y, _ = self._launch.grid
+            n = int(self._groups[wave // self._per_group])
+            group, wave = (n % x, n // x % y, n // (x * y)), wave % self._per_group
+            where += f" (workgroup {group}, wave {wave}" + (
+                f", lane {lane})" if lane is not None else ")"
+            )
+        error = ExecutionError(f"{where}: {fault.what}", allowed=fault.allowed, fix=fault.fix)
+        error.line, error.opcode = instruction.line, instruction.mnemonic
+        error.workgroup, error.wave, error.lane = group, wave, lane
+        return error
+
+
+def _initialise(b: Batch, launch: _Launch, groups: np.ndarray) -> None:
+    """Registers as the packet processor sets them (LLVM, "Initial Kernel Execution State"; GFX90A and later)."""
+    kernel = launch.kernel
+    at = 0
+    for name, count in kernel.user_sgprs:
+        if name == "kernarg_segment_ptr":
+            b.set_s64(at, launch.kernarg_address & 0xFFFFFFFF, launch.kernarg_address >> 32)
+        at += count  # what else can be asked for is left unwritten, so that a use of it is reported
+    first, count = kernel.kernarg_preload
+    words = np.frombuffer(
+        launch.kernargs.ljust(4 * (first + count) + 4, b"\0"), np.uint32, first + count
+    )
+    for k in range(count):
+        b.set_s(at + k, words[first + k])
+    at += count
+    x, y, _ = launch.grid
+    numbers = (groups % x, groups // x % y, groups // (x * y))
+    per_group = b.waves_a_group
+    for enabled, number in zip(kernel.workgroup_ids, numbers, strict=True):
+        if enabled:
+            b.set_s(at, np.repeat(number.astype(np.uint32), per_group))
+            at += 1
+    bx, by, bz = launch.block
+    item = np.arange(per_group * LANES)
+    ids = [item % bx, item // bx % by, item // (bx * by)]
+    packed = sum((ids[k] << (10 * k) for k in range(kernel.workitem_ids + 1)), np.zeros_like(item))
+    lanes = packed.astype(np.uint32).reshape(per_group, LANES)
+    b.v[0], b.v_known[0] = np.tile(lanes, (groups.size, 1)), True
+    exists = (item < bx * by * bz).reshape(per_group, LANES)
+    if not exists.all():
+        b.set_bits(126, np.tile(exists, (groups.size, 1)))

@@ -1,0 +1,110 @@
+"""Vector ALU with a lane mask as operand or second result: carries, selection, 64-bit multiply-add.
+
+Source: AMD, "CDNA3 ISA", sections VOP2 and VOP3B.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_aiter_moe.amdgpu.assembly import Instruction
+from sglang_aiter_moe.amdgpu.decode import Modifiers, refuse, words, write
+from sglang_aiter_moe.amdgpu.state import Batch
+from sglang_aiter_moe.amdgpu.vector import encoded_result, encoded_sources, vector
+
+U32, U64, I64 = np.uint32, np.uint64, np.int64
+
+
+def _mask_index(instruction: Instruction, operand) -> int:
+    if operand.kind != "s":
+        raise refuse(instruction, "a lane mask that is not a pair of scalar registers")
+    words(instruction, operand, 2)
+    return operand.index
+
+
+def _select(instruction: Instruction):
+    """v_cndmask_b32: the second source where the mask is set."""
+    modifiers = Modifiers(instruction)
+    target, *sources, mask = instruction.operands
+    kind = "u32" if all(o.plain for o in sources) else "f32"
+    if instruction.encoding == "sdwa" and any(o.sext for o in sources):
+        kind = "u32"
+    (no, yes), dpp = encoded_sources(instruction, modifiers, sources, [kind, kind])
+    if dpp is not None:
+        raise refuse(instruction, "DPP of v_cndmask")
+    put = encoded_result(instruction, modifiers, target, kind)
+    modifiers.done()
+    i = _mask_index(instruction, mask)
+    return lambda b: put(b, np.where(b.bits(i), yes(b), no(b)))
+
+
+def _sum(a, b, carry):
+    r = a.astype(U64) + b + carry
+    return r.astype(U32), r >> U64(32) != 0
+
+
+def _difference(a, b, borrow):
+    return a - b - np.asarray(borrow, U32), b.astype(U64) + borrow > a
+
+
+_CARRIES = {
+    "v_add_co_u32": (_sum, False, False), "v_addc_co_u32": (_sum, True, False),
+    "v_sub_co_u32": (_difference, False, False), "v_subb_co_u32": (_difference, True, False),
+    "v_subrev_co_u32": (_difference, False, True), "v_subbrev_co_u32": (_difference, True, True),
+}  # fmt: skip
+
+
+def _carry(instruction: Instruction):
+    f, has_carry, reverse = _CARRIES[instruction.opcode]
+    modifiers = Modifiers(instruction)
+    target, out, *sources = instruction.operands
+    carry = _mask_index(instruction, sources.pop()) if has_carry else None
+    (a, c), dpp = encoded_sources(instruction, modifiers, sources, ["u32", "u32"])
+    if dpp is not None:
+        raise refuse(instruction, "DPP of an addition with carry")
+    if reverse:
+        a, c = c, a
+    put = encoded_result(instruction, modifiers, target, "u32")
+    modifiers.done()
+    i = _mask_index(instruction, out)
+
+    def execute(b: Batch) -> None:
+        value, flag = f(a(b), c(b), b.bits(carry) if carry is not None else U32(0))
+        put(b, value)
+        b.set_bits(i, np.broadcast_to(flag, b.mask.shape) & b.mask)
+
+    return execute
+
+
+def _multiply_add(instruction: Instruction):
+    """D (64 bits) = S0 * S1 + S2; the carry or overflow goes to a lane mask."""
+    signed = instruction.opcode == "v_mad_i64_i32"
+    Modifiers(instruction).done()
+    target, out, x, y, z = instruction.operands
+    narrow, wide = ("i32", "i64") if signed else ("u32", "u64")
+    a, c = vector(instruction, x, narrow), vector(instruction, y, narrow)
+    if z.kind == "int" and not -16 <= z.value <= 64:
+        raise refuse(instruction, "a literal as 64-bit operand")
+    d = vector(instruction, z, "i64" if z.kind == "int" else wide)
+    put = write(instruction, target, wide)
+    i = _mask_index(instruction, out)
+    dtype = I64 if signed else U64
+
+    def execute(b: Batch) -> None:
+        product, addend = a(b).astype(dtype) * c(b).astype(dtype), d(b).astype(dtype)
+        value = product + addend
+        # Unsigned: the carry. Signed: bit 64 of the sum of the operands extended to 65 bits, its true sign.
+        overflow = (product ^ value) & (addend ^ value)
+        flag = (value ^ overflow) < 0 if signed else value < product
+        put(b, value)
+        b.set_bits(i, np.broadcast_to(flag, b.mask.shape) & b.mask)
+
+    return execute
+
+
+TABLE = {"v_cndmask_b32": _select, "v_mad_u64_u32": _multiply_add, "v_mad_i64_i32": _multiply_add}
+TABLE |= dict.fromkeys(_CARRIES, _carry)
+
+
+def build(instruction: Instruction):
+    return TABLE[instruction.opcode](instruction)

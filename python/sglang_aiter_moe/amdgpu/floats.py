@@ -1,0 +1,178 @@
+"""Float arithmetic that numpy has no one function for, rounded as IEEE 754 asks.
+
+numpy's float32 add, subtract, multiply, divide and sqrt round to nearest even and keep subnormal numbers: they are used
+as they are. What is here follows AMD, "CDNA3 ISA", section VOP3 (V_FMA_F32, V_DIV_SCALE_F32, V_DIV_FMAS_F32,
+V_DIV_FIXUP_F32, V_MAX_F32, V_MED3_F32, V_CMP_CLASS_F32).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+F32, F64, U32, I32, U64 = np.float32, np.float64, np.uint32, np.int32, np.uint64
+_SIGN = U32(0x80000000)
+
+
+def fma(a, b, c):
+    """a * b + c with one rounding, float32.
+
+    The product is exact in float64. Its sum with c is rounded to float64 and then to float32: that is wrong only where
+    the float64 sum lies half-way between two float32 numbers, or is subnormal as one; there the sum is rounded to odd
+    first (Boldo and Melquiond, 2008), after which the second rounding is right.
+    """
+    p = np.multiply(a, b, dtype=F64)
+    r = p + c
+    out = r.astype(F32)
+    r = np.asarray(r)
+    doubt = (r.view(U64) & U64(0x1FFFFFFF)) == U64(0x10000000)
+    doubt |= np.abs(r) < 1.2e-38
+    if doubt.any():
+        p, c = np.broadcast_to(p, r.shape)[doubt], np.broadcast_to(c, r.shape)[doubt].astype(F64)
+        out = np.asarray(out)
+        out[doubt] = _to_odd(p, c).astype(F32)
+    return out
+
+
+def _to_odd(p, c):
+    s = p + c
+    t = s - p
+    error = (p - (s - t)) + (c - t)
+    bits = s.view(np.int64)
+    inexact = (error != 0) & np.isfinite(s) & (bits & 1 == 0)
+    outward = (error > 0) == (s > 0)
+    return np.where(inexact, bits + np.where(outward, 1, -1), bits).view(F64)
+
+
+def _is_nan(x):
+    return x != x
+
+
+def maximum(a, b):
+    """The larger; of a NaN and a number the number; +0 over -0."""
+    r = np.fmax(a, b)
+    zero = r == 0
+    if np.any(zero):
+        both = np.where((np.asarray(a) == 0) & (np.asarray(b) == 0), np.add(a, b), r)
+        r = np.where(zero, both, r)
+    return r
+
+
+def minimum(a, b):
+    return -maximum(-np.asarray(a), -np.asarray(b))
+
+
+def median(a, b, c):
+    """The middle one; with a NaN among them the smallest (ISA: V_MED3_F32)."""
+    low = minimum(minimum(a, b), c)
+    middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
+    return np.where(_is_nan(a) | _is_nan(b) | _is_nan(c), low, middle)
+
+
+def propagating(f):
+    """f, or NaN where an operand is (gfx950's v_maximum3_f32, v_minimum3_f32)."""
+    return lambda a, b: np.where(_is_nan(a) | _is_nan(b), F32("nan"), f(a, b)).astype(F32)
+
+
+def round_once(f):
+    """A float32 function by float64, rounded once: correctly rounded but for some half-way cases."""
+    return lambda a: f(np.asarray(a, F64)).astype(F32)
+
+
+def ldexp(a, n):
+    return np.ldexp(a, np.clip(n, -400, 400)).astype(np.asarray(a).dtype)
+
+
+def exponent(a):
+    """V_FREXP_EXP_I32_F32: 0 for zero, infinity and NaN."""
+    return np.where(np.isfinite(a), np.frexp(a)[1], 0).astype(I32)
+
+
+def mantissa(a):
+    return np.where(np.isfinite(a), np.frexp(a)[0], a).astype(np.asarray(a).dtype)
+
+
+def _exponent_field(x):
+    return ((x.view(U32) >> U32(23)) & U32(0xFF)).astype(I32)
+
+
+def div_scale(s0, s1, s2):
+    """(scaled operand, whether v_div_fmas has to scale back). s0 is s1 (denominator) or s2 (numerator).
+
+    The manual's cases that ask whether 1 / s1 is subnormal as a float64 cannot occur for a float32 and are left out.
+    """
+    s0, s1, s2 = _same_shape(s0, s1, s2)
+    e1, e2 = _exponent_field(s1), _exponent_field(s2)
+    quotient = (s2.astype(F64) / s1).astype(F32)
+    up = np.ldexp(s0, 64)
+    out, flag = s0, np.zeros(s0.shape, bool)
+    # From the manual's last case to its first, so that an earlier one stands.
+    out = np.where(e2 <= 23, up, out)
+    subnormal = (np.abs(quotient) < F32(2.0**-126)) & (s2 != 0)
+    out = np.where(subnormal, np.where(s0.view(U32) == s2.view(U32), up, s0), out)
+    flag = np.where(subnormal, True, flag)
+    denominator_subnormal = e1 == 0
+    out, flag = np.where(denominator_subnormal, up, out), flag & ~denominator_subnormal
+    near_maximum = e2 - e1 >= 96
+    out = np.where(near_maximum, np.where(s0.view(U32) == s1.view(U32), up, s0), out)
+    flag = flag | near_maximum
+    zero = (s1 == 0) | (s2 == 0)
+    return np.where(zero, F32("nan"), out).astype(F32), flag & ~zero
+
+
+def div_fmas(a, b, c, scale_back):
+    """fma, scaled by 2**64 or 2**-64 where v_div_scale asked for it.
+
+    The manual prints 2**32; with it LLVM's division sequence gives wrong quotients in the scaled cases. Which of the
+    two powers undoes v_div_scale follows from which operand was scaled: the denominator if the estimate c is above 1.
+    """
+    r = fma(a, b, c)
+    if not np.any(scale_back):
+        return r
+    a, b, c = np.broadcast_arrays(np.asarray(a, F32), np.asarray(b, F32), np.asarray(c, F32))
+    power = np.where(_exponent_field(np.ascontiguousarray(c)) > 127, 64, -64)
+    # One rounding: the sum is scaled in float64, whose exponents are wide enough.
+    exact = np.ldexp(_to_odd(a.astype(F64) * b, c.astype(F64)), power)
+    return np.where(scale_back, exact.astype(F32), r).astype(F32)
+
+
+def div_fixup(s0, s1, s2):
+    """The quotient s0 with the special cases of numerator s2 over denominator s1."""
+    s0, s1, s2 = _same_shape(s0, s1, s2)
+    sign = (s1.view(U32) ^ s2.view(U32)) & _SIGN
+
+    def signed(x):
+        return (np.asarray(x, F32).view(U32) & ~_SIGN | sign).view(F32)
+
+    e1, e2 = _exponent_field(s1), _exponent_field(s2)
+    infinity, nan = F32(np.inf), U32(0xFFC00000).view(F32)
+    out = signed(np.where(_is_nan(s0), infinity, s0))
+    out = np.where(e2 - e1 < -150, signed(np.zeros_like(s0)), out)
+    out = np.where(np.isinf(s1) | (s2 == 0), signed(np.zeros_like(s0)), out)
+    out = np.where((s1 == 0) | np.isinf(s2), signed(np.full_like(s0, infinity)), out)
+    out = np.where(((s1 == 0) & (s2 == 0)) | (np.isinf(s1) & np.isinf(s2)), nan, out)
+    out = np.where(_is_nan(s1), s1, out)
+    return np.where(_is_nan(s2), s2, out).astype(F32)
+
+
+def _same_shape(*values):
+    return (
+        np.ascontiguousarray(x) for x in np.broadcast_arrays(*(np.asarray(x, F32) for x in values))
+    )
+
+
+def is_class(x, wanted):
+    """V_CMP_CLASS: bits of ``wanted`` are sNaN, qNaN, -Inf, -normal, -subnormal, -0, +0, +subnormal, +normal, +Inf."""
+    x = np.asarray(x)
+    wide, top = {2: (np.uint16, 10), 4: (U32, 23), 8: (U64, 52)}[x.dtype.itemsize]
+    bits = np.ascontiguousarray(x).view(wide)
+    mantissa_bits = bits & wide((1 << top) - 1)
+    size = 8 * x.dtype.itemsize
+    field = (bits >> wide(top)) & wide((1 << (size - 1 - top)) - 1)
+    highest = (1 << (size - 1 - top)) - 1
+    negative = bits >> wide(size - 1) != 0
+    special, none = field == highest, mantissa_bits == 0
+    quiet = (mantissa_bits >> wide(top - 1)) & wide(1) != 0
+    kind = np.where(special & none, 0, np.where(field != 0, 1, np.where(none, 3, 2)))
+    number = np.where(negative, 2 + kind, 9 - kind)
+    number = np.where(special & ~none, np.where(quiet, 1, 0), number)
+    return ((np.asarray(wanted).astype(U32) >> number.astype(U32)) & U32(1)) != 0

@@ -1,0 +1,49 @@
+"""Opcode -> how it is executed: the union of the tables of every subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sglang_aiter_moe.amdgpu import (
+    carry,
+    convert,
+    lanes,
+    lds,
+    matrix,
+    memory_ops,
+    scalar,
+    vector,
+    vector_float,
+)
+from sglang_aiter_moe.amdgpu.assembly import Instruction
+from sglang_aiter_moe.amdgpu.control import TERMINATORS
+from sglang_aiter_moe.amdgpu.decode import refuse
+from sglang_aiter_moe.amdgpu.state import Batch
+
+_SUBJECTS = (scalar, vector, vector_float, carry, convert, lanes, matrix, memory_ops, lds)
+
+
+def _tables() -> dict[str, Callable]:
+    found: dict[str, Callable] = {}
+    for subject in _SUBJECTS:
+        for table in (subject.TABLE, getattr(subject, "SPECIAL", {})):
+            for opcode in table:
+                found[opcode] = subject.build
+    return found
+
+
+BUILDERS = _tables()
+OPCODES = frozenset(BUILDERS) | TERMINATORS
+"""Every opcode that is modelled, without the encoding's suffix."""
+
+
+def build(instruction: Instruction) -> Callable[[Batch], None]:
+    """The function that executes ``instruction`` on a batch.
+
+    Raises:
+        AssemblyError: an opcode, modifier or operand that is not modelled.
+    """
+    builder = BUILDERS.get(instruction.opcode)
+    if builder is None:
+        raise refuse(instruction, f"the opcode {instruction.opcode}")
+    return builder(instruction)
