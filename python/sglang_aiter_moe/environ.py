@@ -1,87 +1,27 @@
 """Every environment variable of the MXFP4 MoE path: who reads it, when, with which parser.
 
-A parser takes the raw value (``None`` when the variable is not set) and returns what the reader
-understands, or raises what the reader raises. Source: docs/contract.md section b.5.
+Source: docs/contract.md section b.5.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Parser = Callable[[str | None], Any]
-
-
-# --- parsers -----------------------------------------------------------------------------------
-
-
-def exactly_one(default: str = "0") -> Parser:
-    """AITER's switch: on if and only if the value is the single character ``1``."""
-
-    def parse(value: str | None) -> bool:
-        return (default if value is None else value) == "1"
-
-    return parse
-
-
-def substring_of_one(default: str = "0") -> Parser:
-    """AITER's ``value in ("1")``: a substring test, so the empty string counts as on."""
-
-    def parse(value: str | None) -> bool:
-        return (default if value is None else value) in "1"
-
-    return parse
-
-
-def truthy_list(value: str | None) -> bool:
-    """AITER's gfx1250 switches: on for five spellings."""
-    return value in ("1", "true", "True", "yes", "YES")
-
-
-def integer(default: int) -> Parser:
-    """Python's ``int()``; raises ValueError on anything else, as AITER does."""
-
-    def parse(value: str | None) -> int:
-        return default if value is None else int(value)
-
-    return parse
-
-
-def lowered(default: str) -> Parser:
-    """The value in lower case."""
-
-    def parse(value: str | None) -> str:
-        return (default if value is None else value).lower()
-
-    return parse
-
-
-def trimmed_and_lowered(value: str | None) -> str:
-    """The value in lower case, without spaces around it."""
-    return (value or "").strip().lower()
-
-
-def verbatim(default: str | None) -> Parser:
-    """The value as it is."""
-
-    def parse(value: str | None) -> str | None:
-        return default if value is None else value
-
-    return parse
-
-
-def sglang_bool(default: str = "false") -> Parser:
-    """SGLang's ``get_bool_env_var``: ``true`` and ``1`` in any case are on, all else is off."""
-
-    def parse(value: str | None) -> bool:
-        return (default if value is None else value).lower() in ("true", "1")
-
-    return parse
-
-
-# --- the table ---------------------------------------------------------------------------------
+from sglang_aiter_moe.environ_parsers import (
+    Parser,
+    exactly_one,
+    integer,
+    lowered,
+    sglang_bool,
+    substring_of_one,
+    trimmed_and_lowered,
+    truthy_list,
+    verbatim,
+)
 
 
 @dataclass(frozen=True)
@@ -386,6 +326,25 @@ def snapshot(names: tuple[str, ...], env: Mapping[str, str] | None = None) -> di
     """The raw values of some variables, None for each that is not set."""
     env = os.environ if env is None else env
     return {name: env.get(name) for name in names}
+
+
+@contextlib.contextmanager
+def exactly(values: Mapping[str, str], names: Iterable[str] = VARIABLES) -> Iterator[None]:
+    """Inside the block these variables have exactly ``values``: of ``names``, what is not in them is not set.
+
+    Afterwards all of them, and further ones in ``values``, are what they were before.
+    """
+    before = snapshot((*names, *values))
+    try:
+        for name in before:
+            os.environ.pop(name, None)
+        os.environ.update(values)
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 # --- A quick look at the environment, for checks at every call. -----------------------------------

@@ -5,14 +5,13 @@ A test compares each file with what this would write, so none of them can be out
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 from sglang_aiter_moe.docsite.blocks import fill
+from sglang_aiter_moe.environ import exactly
 
 ROOT = Path(__file__).resolve().parents[3]
 #: What is drawn in docs/layouts.md: file, form, whether scales, rows, columns.
@@ -71,7 +70,7 @@ def doctor_picture() -> str:
     from sglang_aiter_moe.cli import doctor, doctor_checks
     from sglang_aiter_moe.docsite.terminal import picture, recording
 
-    with variables(CONTRADICTION), mock.patch.object(doctor_checks, "aiter_package", lambda: None):
+    with exactly(CONTRADICTION), mock.patch.object(doctor_checks, "aiter_package", lambda: None):
         findings = doctor_checks.examine("kimi-k3", tp=8, ep=1, arch="gfx950")
     # Versions and what is installed are those of one machine; the picture is about the rest.
     machine = ("versions", "patches", "kernels and tuned tables")
@@ -92,22 +91,6 @@ def plan_picture() -> str:
     out = recording(140)
     plan.show({"arch": setting.arch, "aiter": setting.aiter, "tp": 8, "ep": 1, **report}, out)
     return picture(out, "sglang-aiter-moe plan kimi-k3 --tp 8 --env AITER_SITUV2_A8W4=1")
-
-
-@contextmanager
-def variables(values: dict[str, str]) -> Iterator[None]:
-    """Exactly these of the variables that this path reads."""
-    from sglang_aiter_moe.environ import VARIABLES
-
-    before = {name: os.environ.pop(name, None) for name in VARIABLES}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _cli() -> str:

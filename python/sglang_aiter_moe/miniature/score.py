@@ -24,12 +24,12 @@ from sglang_aiter_moe.checkpoint.files import Checkpoint, Layer
 from sglang_aiter_moe.checkpoint.rank import rank_tensors
 from sglang_aiter_moe.contract.capabilities import Capabilities
 from sglang_aiter_moe.contract.spec import Target
+from sglang_aiter_moe.environ import exactly
 from sglang_aiter_moe.miniature import task
 from sglang_aiter_moe.miniature.experts import OracleExperts, PlannedExperts, layer_spec
 from sglang_aiter_moe.miniature.model import GPT_OSS, KIMI, Experts, Miniature, Shape
 from sglang_aiter_moe.numerics.oracle import RawExperts
 from sglang_aiter_moe.portable import backends
-from sglang_aiter_moe.verify.harness import environment
 
 FLAGS = {"A16W4": {}, "A8W4": {"AITER_SITUV2_A8W4": "1"}, "A4W4": {"AITER_SITUV2_A4W4": "1"}}
 
@@ -136,7 +136,7 @@ def score(
         }
         yield found
     for mode in modes:
-        with environment(FLAGS[mode] if shape.kimi else {}), portable.installed():
+        with exactly(FLAGS[mode] if shape.kimi else {}), portable.installed():
             for name, wrong in (("planned", False), ("wrong_layout", True)):
                 start = time.perf_counter()
                 with backends.forced(backend):

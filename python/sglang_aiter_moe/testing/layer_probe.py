@@ -6,18 +6,19 @@ release. Prints one line ``RESULT {json}``; the tests judge it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from packaging.version import Version
 
+from sglang_aiter_moe.environ import exactly
 from sglang_aiter_moe.numerics.metrics import cosine, relative_error
 from sglang_aiter_moe.numerics.oracle import RawExperts, routed_moe
 from sglang_aiter_moe.srt.releases import FIRST
@@ -31,19 +32,9 @@ MODES = {"A16W4": {}, "A8W4": {FLAGS[0]: "1"}, "A4W4": {FLAGS[1]: "1"}}
 CLEAR_ROUTING = 0.005
 
 
-@contextlib.contextmanager
-def variables(values: dict[str, str]) -> Iterator[None]:
+def variables(values: dict[str, str]) -> AbstractContextManager[None]:
     """The SiTUv2 flags exactly as given, and further variables, for the length of a block."""
-    names = {*FLAGS, *values}
-    before = {name: os.environ.pop(name, None) for name in names}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    return exactly(values, FLAGS)
 
 
 def error_of(call: Callable[[], Any]) -> dict[str, str] | None:

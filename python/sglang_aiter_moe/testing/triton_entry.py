@@ -11,6 +11,7 @@ import os
 import torch
 
 from sglang_aiter_moe import portable
+from sglang_aiter_moe.environ import exactly
 from sglang_aiter_moe.numerics.metrics import relative_error
 from sglang_aiter_moe.portable import backends
 
@@ -38,10 +39,7 @@ def main() -> None:
     ids = torch.tensor([[0, 1], [2, 1], [1, 0]], dtype=torch.int32)
     weights = torch.rand(M, K, generator=g)
     for mode, flags in MODES.items():
-        for name in ("AITER_SITUV2_A8W4", "AITER_SITUV2_A4W4"):
-            os.environ.pop(name, None)
-        os.environ.update(flags)
-        with portable.installed(arch="gfx950", aiter="0.1.20", force=True):
+        with exactly(flags), portable.installed(arch="gfx950", aiter="0.1.20", force=True):
             import aiter
             from aiter.fused_moe import fused_moe
             from aiter.ops.shuffle import shuffle_scale_a16w4, shuffle_weight_a16w4

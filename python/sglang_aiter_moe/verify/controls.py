@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from sglang_aiter_moe import environ
 from sglang_aiter_moe.contract.plan import MoePlan, plan_moe
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.metrics import cosine, logits_diff
@@ -176,10 +177,10 @@ def run_control(
     case = control.case
     must_be_refused = control.env_at_call is not None
     try:
-        with harness.environment(case.env), harness.aiter_of(case, machine):
+        with environ.exactly(case.env), harness.aiter_of(case, machine):
             loaded, refused = _load_with_mistake(control, path, machine), ""
             call_env = case.env if control.env_at_call is None else control.env_at_call
-            with harness.environment(call_env):
+            with environ.exactly(call_env):
                 if must_be_refused:
                     refused = _refusal(loaded, case, batch, machine)
                     _make_blind(loaded)

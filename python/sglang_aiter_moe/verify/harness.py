@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from sglang_aiter_moe import environ, portable
+from sglang_aiter_moe import portable
 from sglang_aiter_moe.contract.capabilities import Capabilities
 from sglang_aiter_moe.contract.plan import MoePlan, plan_moe
 from sglang_aiter_moe.contract.spec import MoeSpec, Target
@@ -68,22 +67,6 @@ class Loaded:
     module: torch.nn.Module
     plan: MoePlan
     core: AiterRunnerCore
-
-
-@contextlib.contextmanager
-def environment(env: Mapping[str, str]) -> Iterator[None]:
-    """Runs with exactly `env` of the variables in `environ.VARIABLES`, and puts all of them back."""
-    before = {name: os.environ.get(name) for name in environ.VARIABLES}
-    try:
-        for name in environ.VARIABLES:
-            os.environ.pop(name, None)
-        os.environ.update(env)
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from rich.progress import Progress
 
+from sglang_aiter_moe import environ
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.numerics.metrics import cosine, logits_diff, relative_error
 from sglang_aiter_moe.numerics.oracle import RawExperts
@@ -226,7 +227,7 @@ class LayerStore:
             "experts": case.layer.shape.experts,
         }
         try:
-            with harness.environment(case.env), harness.aiter_of(case, self.machine):
+            with environ.exactly(case.env), harness.aiter_of(case, self.machine):
                 loaded = loaded or harness.load(case, self.path, self.machine)
                 batch = self.batch(case)
                 start = time.perf_counter()

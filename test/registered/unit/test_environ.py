@@ -136,5 +136,33 @@ def test_holds(monkeypatch):
     assert environ.holds(seen) is False
 
 
+def test_inside_the_block_the_variables_are_exactly_as_given_and_then_as_before(monkeypatch):
+    monkeypatch.setenv("AITER_SITUV2_A8W4", "1")
+    monkeypatch.setenv("AITER_KSPLIT", "4")
+    monkeypatch.delenv("AITER_SITUV2_A4W4", raising=False)
+    monkeypatch.delenv("NOT_IN_THE_TABLE", raising=False)
+    with environ.exactly({"AITER_SITUV2_A4W4": "1", "AITER_KSPLIT": "2", "NOT_IN_THE_TABLE": "x"}):
+        assert "AITER_SITUV2_A8W4" not in os.environ
+        assert (os.environ["AITER_SITUV2_A4W4"], os.environ["NOT_IN_THE_TABLE"]) == ("1", "x")
+        assert os.environ["AITER_KSPLIT"] == "2"
+    assert os.environ["AITER_SITUV2_A8W4"] == "1" and os.environ["AITER_KSPLIT"] == "4"
+    assert not {"AITER_SITUV2_A4W4", "NOT_IN_THE_TABLE"} & set(os.environ)
+
+
+def test_of_other_names_the_rest_stays(monkeypatch):
+    monkeypatch.setenv("AITER_SITUV2_A8W4", "1")
+    monkeypatch.setenv("AITER_KSPLIT", "4")
+    with environ.exactly({}, ["AITER_SITUV2_A8W4"]):
+        assert "AITER_SITUV2_A8W4" not in os.environ and os.environ["AITER_KSPLIT"] == "4"
+    assert os.environ["AITER_SITUV2_A8W4"] == "1"
+
+
+def test_an_error_inside_puts_them_back_too(monkeypatch):
+    monkeypatch.setenv("AITER_SITUV2_A8W4", "1")
+    with pytest.raises(KeyError), environ.exactly({"AITER_SITUV2_A4W4": "1"}):
+        raise KeyError
+    assert os.environ["AITER_SITUV2_A8W4"] == "1" and "AITER_SITUV2_A4W4" not in os.environ
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

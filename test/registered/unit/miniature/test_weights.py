@@ -10,11 +10,11 @@ import torch
 from safetensors import safe_open
 
 from sglang_aiter_moe import portable
+from sglang_aiter_moe.environ import exactly
 from sglang_aiter_moe.miniature import CHECKPOINTS, WEIGHTS, score, task
 from sglang_aiter_moe.miniature.experts import OracleExperts, SummedRanks
 from sglang_aiter_moe.portable import backends
 from sglang_aiter_moe.testing.registration import register_cpu_ci
-from sglang_aiter_moe.verify.harness import environment
 
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 
@@ -56,7 +56,7 @@ def test_float32_answers_everything(name):
 def planned(name, mode, wrong):
     model, raw = loaded(name)
     flags = score.FLAGS[mode] if model.shape.kimi else {}
-    with environment(flags), portable.installed(), backends.forced("cpu"):
+    with exactly(flags), portable.installed(), backends.forced("cpu"):
         experts = score.planned(model.shape, raw, "cpu", wrong_layout=wrong)
         # gpt-oss is A16W4 below 256 tokens, which 4 questions are, and A8W4 from there on
         at_once = 4 if mode == "A16W4" else COUNT
@@ -76,7 +76,7 @@ def test_planned_layouts_answer_and_the_other_layout_does_not(name, mode):
 def test_two_ranks_answer_and_one_of_them_alone_does_not(name, mode):
     model, _ = loaded(name)
     flags = score.FLAGS[mode] if model.shape.kimi else {}
-    with environment(flags), portable.installed(), backends.forced("cpu"):
+    with exactly(flags), portable.installed(), backends.forced("cpu"):
         ranks = [
             score.planned(model.shape, score.load_rank(WEIGHTS / name, rank, 2), "cpu", ranks=2)
             for rank in (0, 1)
