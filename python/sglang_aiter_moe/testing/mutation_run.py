@@ -40,13 +40,18 @@ _LAYOUT = (f"{_MX}situ_weight_layout.py", f"{_MX}reload.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "contract/_bytes.py": ("contract/test_weight_layouts.py", "contract/test_scale_layouts.py"),
     "contract/capabilities.py": ("contract/test_capabilities.py", *_PLAN),
-    "contract/families.py": (*_PLAN, "contract/test_routes.py", _TOTAL),
-    "contract/identity.py": ("contract/test_identity.py",),
+    "contract/families.py": (
+        "contract/test_families.py",
+        *_PLAN,
+        "contract/test_routes.py",
+        _TOTAL,
+    ),
+    "contract/identity.py": ("contract/test_identity.py", f"{_MX}packed.py"),
     "contract/layouts.py": ("contract/test_weight_layouts.py",),
     "contract/modes.py": ("contract/test_modes.py", "contract/test_routes.py"),
     "contract/moe_plan.py": ("contract/test_moe_plan.py", "contract/test_plan.py"),
     "contract/padding.py": ("contract/test_padding.py", "contract/test_plan.py"),
-    "contract/plan.py": (*_PLAN, _TOTAL),
+    "contract/plan.py": (*_PLAN, "contract/test_routes.py", _TOTAL),
     "contract/refusals.py": ("contract/test_refusals.py", "contract/test_plan.py", _TOTAL),
     "contract/routes.py": ("contract/test_routes.py", *_PLAN, _TOTAL),
     "contract/scale_layouts.py": ("contract/test_scale_layouts.py",),
@@ -154,7 +159,7 @@ def _become_test_run(name: str, source: str | None, tests: Sequence[str]) -> Non
         os._exit(code)
 
 
-def _preload() -> None:
+def preload() -> None:
     """What every test imports and no mutant changes."""
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
@@ -184,7 +189,7 @@ def main() -> None:
     end = time.monotonic() + 60 * options.minutes
     results = json.loads(options.results.read_text()) if options.results.exists() else {}
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp()
-    _preload()
+    preload()
     names = [name for name in TESTS if fnmatch(name, options.only)]
     sources = _sources(names)
     for name in names:

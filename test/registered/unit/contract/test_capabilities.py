@@ -88,6 +88,12 @@ def test_newer_than_known():
     assert made.features == Capabilities.for_release("0.1.20.post1").features
 
 
+def test_two_numbers_are_a_release_and_one_is_none():
+    assert Capabilities.for_release("0.2").features == Capabilities.for_release("0.3.0").features
+    with pytest.raises(ContractError, match="neither a release nor a commit"):
+        Capabilities.for_release("4")
+
+
 @pytest.mark.parametrize("text", ["", "latest", "deadbeef", "1234567", None])
 def test_neither_release_nor_commit(text):
     with pytest.raises(ContractError, match="neither a release nor a commit"):
@@ -235,6 +241,11 @@ def test_flydsl_of_an_import():
     modules["aiter.ops.flydsl.moe_common"] = ModuleType("aiter.ops.flydsl.moe_common")
     assert Capabilities.from_modules(modules).flydsl_available
     utils = ModuleType("aiter.ops.flydsl.utils")
+    utils.is_flydsl_available = lambda: True
+    alone = {n: m for n, m in modules.items() if n != "aiter.ops.flydsl.moe_common"}
+    assert Capabilities.from_modules(
+        alone | {"aiter.ops.flydsl.utils": utils}
+    ).flydsl_available  # asked
     utils.is_flydsl_available = lambda: False
     flydsl = ModuleType("flydsl")
     flydsl.__version__ = "0.3.0"

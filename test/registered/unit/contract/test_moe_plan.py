@@ -135,6 +135,26 @@ def test_spelling_off_differently_changes_nothing(clean):
         made.check_still_holds()
 
 
+def test_a_harmless_change_is_looked_at_once(clean, monkeypatch):
+    made = plan(K3)
+    clean.setenv(A8W4, "0")
+    made.check_still_holds()
+    monkeypatch.setattr("sglang_aiter_moe.contract.plan.plan_moe", None)
+    made.check_still_holds()
+
+
+def test_what_a_call_is_told_is_one_plain_dict():
+    """For the runner: the keywords and both pads, whether or not AITER has to be told of them."""
+    made = plan(K3)
+    assert made.stated == {
+        "gate_mode": "separated", "beta": 4.0, "linear_beta": 25.0, "hidden_pad": 0, "intermediate_pad": 0,
+    }  # fmt: skip
+    half = plan(gptoss(2))
+    assert half.stated == {**half.call_kwargs} | {
+        "hidden_pad": half.hidden_pad, "intermediate_pad": half.intermediate_pad,
+    }  # fmt: skip
+
+
 def test_bound_changed_after_load(clean):
     clean.setenv(BOUND, "0")
     made = plan(DEEPSEEK, {BOUND: "0"})

@@ -9,6 +9,7 @@ from sglang_aiter_moe.contract import Capabilities, MoeSpec
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.plans import (
     A4W4,
+    A8W4,
     BOUND,
     DEEPSEEK,
     INTERLEAVED,
@@ -148,11 +149,16 @@ def test_silu_limit():
     ],
 )
 def test_bypass(spec, env, arch, sglang, expected):
-    made = plan(spec, env, arch, sglang=sglang).bypasses
+    planned = plan(spec, env, arch, sglang=sglang)
+    made, interleaved = planned.bypasses, planned.w13_layout != "separated"
     if expected is None:
         assert made == ()
     else:
         (bypass,) = made
+        kept_off = (
+            "" if expected[1] else "separated bytes, and this layer" if interleaved else "a limit"
+        )
+        assert (kept_off or "reads the separated bytes as they are") in bypass.reason
         assert bypass.name == "smallm_moe_gfx950"
         assert bypass.variable == "SGLANG_ROCM_SMALLM_MOE"
         assert (bypass.active, bypass.allowed) == expected
@@ -203,6 +209,16 @@ def test_notes():
     assert any("STAGE2_FP8" in n for n in notes(K3, {"AITER_FLYDSL_STAGE2_FP8": "1"}))
     masked = MoeSpec("silu", **PLAIN, expert_parallel=True)
     assert any("top-k less one" in n for n in notes(masked))
+    assert not any("top-k less one" in n for n in notes(MoeSpec("silu", **PLAIN)))
+    assert not any("top-k less one" in n for n in notes(masked, arch="gfx1250"))
+    # b.2 tunes gpt-oss's shape with MXFP4 activations too; K3's rows are of its own mode.
+    assert any("tunes this shape for separated w13" in n for n in notes(gptoss(1)))
+    for other in (
+        notes(gptoss(1), {ITLV: "0"}),
+        notes(K3, {A8W4: "1"}),
+        notes(gptoss(1), arch="gfx942"),
+    ):
+        assert not any("tunes this shape" in n for n in other)
 
 
 def test_ranges_are_as_few_as_can_be():

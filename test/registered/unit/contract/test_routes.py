@@ -98,7 +98,10 @@ def test_a_flag_that_aiter_does_not_know_is_named():
     made = plan(K3, {A4W4: "1"}, aiter="0.1.19")
     assert made.modes == ("A16W4",) and layouts(made) == SEPARATED
     assert "ignores AITER_SITUV2_A4W4" in made.explain("mode")
-    assert plan(K3, {A4W4: "1"}, aiter="0.1.19.post1").modes == ("A4W4",)
+    newer = plan(K3, {A4W4: "1"}, aiter="0.1.19.post1")
+    assert newer.modes == ("A4W4",) and "ignores" not in newer.explain("mode")
+    assert "ignores" not in plan(K3, {A8W4: "1", A4W4: "1"}).explain("mode")
+    assert "ignores" not in plan(K3, aiter="0.1.19").explain("mode")
     assert plan(K3, {A8W4: "1"}, aiter="0.1.19").modes == ("A8W4",)
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_aiter_moe.contract import layouts, scale_layouts
+from sglang_aiter_moe.contract import _bytes, layouts, scale_layouts
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -99,6 +99,64 @@ def test_inverse(name, shape, interleaved, seed):
     assert sorted(index[index >= 0].tolist()) == list(range(raw.numel()))
     again = layout.unpack(packed, shape, gate_up_interleaved=interleaved)
     assert torch.equal(again, raw)
+
+
+def test_what_the_gpu_kernels_are_told(monkeypatch):
+    """One block of bytes without what is added at the end, the rows' order, and 0x7F behind it."""
+    told = []
+
+    class Kernels:
+        takes = True
+
+        def takes_scales(self, raw, packed):
+            return self.takes
+
+        def move_scales(self, raw, flat, order, *, swizzled, pad, packing):
+            told.append((raw.shape, flat.numel(), order.tolist(), swizzled, pad, packing))
+            if packing:
+                flat.fill_(1)
+
+    kernels = Kernels()
+    monkeypatch.setattr(_bytes, "gpu_moves", lambda raw, packed: kernels)
+    raw = torch.randint(0, 255, (3, 32, 12), dtype=torch.uint8)
+    gate_up = [*range(32)]
+    by_half = [row % 16 * 2 + row // 16 for row in range(32)]
+    one_by_one = [row // 2 + row % 2 * 16 for row in range(32)]
+    for name, order, swizzled, columns in (
+        ("separated", gate_up, True, 16),
+        ("a16w4_gate_up", gate_up, True, 16),
+        ("n32k4", gate_up, False, 12),
+        ("n32k4_gate_up", one_by_one, False, 12),
+    ):
+        layout = scale_layouts.scale_layout(name)
+        out = torch.zeros(layout.packed_shape(raw.shape), dtype=torch.uint8)
+        assert layout.pack(raw, out=out) is out
+        size = 3 * 32 * columns
+        assert told.pop() == (raw.shape, size, order, swizzled, 0x7F, True)
+        assert (out.view(-1)[:size] == 1).all() and (out.view(-1)[size:] == 0x7F).all()
+        back = torch.zeros_like(raw)
+        assert layout.unpack(out, raw.shape, out=back) is back
+        assert told.pop() == (raw.shape, size, order, swizzled, 0x7F, False)
+        assert (out.view(-1)[:size] == 1).all()
+    layout.pack(raw, gate_up_interleaved=True)
+    assert told.pop()[2] == [*range(32)]  # they alternate already
+    scale_layouts.scale_layout("separated").pack(raw, gate_up_interleaved=True)
+    assert told.pop()[2] == by_half
+    kernels.takes = False
+    packed = layout.pack(raw)
+    assert not told and torch.equal(layout.unpack(packed, raw.shape), raw)
+
+
+def test_two_threads_at_most(monkeypatch):
+    """Each needs a buffer of an expert."""
+    allowed, for_each = [], _bytes.for_each
+    monkeypatch.setattr(
+        _bytes, "for_each", lambda *given, most: allowed.append(most) or for_each(*given, most=most)
+    )
+    raw = torch.randint(0, 255, (3, 64, 8), dtype=torch.uint8)
+    layout = scale_layouts.scale_layout("separated")
+    assert torch.equal(layout.unpack(layout.pack(raw), raw.shape), raw)
+    assert allowed == [2, 2]
 
 
 def test_interleaved_checkpoint_packs_like_its_deinterleaved_self():

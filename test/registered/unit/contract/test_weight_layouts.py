@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_aiter_moe.contract import layouts
+from sglang_aiter_moe.contract import _bytes, layouts
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -145,6 +145,82 @@ def test_threads_share_the_experts(name, in_place, monkeypatch):
     assert torch.equal(layout.unpack(packed), raw)
 
 
+@pytest.mark.parametrize("size, parts", [(99, 1), (100, 2), (250, 3), (10**6, 3)])
+def test_a_thread_more_for_so_many_bytes_each(size, parts, monkeypatch):
+    monkeypatch.setattr(_bytes, "_WORTH_A_THREAD", 100)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    taken = []
+    _bytes.for_each(7, taken.append, torch.zeros(size, dtype=torch.uint8))
+    assert len(taken) == parts
+    assert sorted(expert for part in taken for expert in part) == list(range(7))
+
+
+def test_in_place_two_threads_at_most(monkeypatch):
+    """Each needs a copy of an expert (field W3)."""
+    monkeypatch.setattr(_bytes, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    raw = torch.randint(0, 256, (7, 64, 128), dtype=torch.uint8)
+    copies, copy = [], torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda like: copies.append(1) or copy(like))
+    layouts.SEPARATED.pack(raw, out=raw)
+    assert len(copies) == 2
+
+
+def test_sixteen_bytes_at_a_time_where_that_is_possible():
+    """One dtype has 16 bytes; a view of it needs every offset and stride to be a multiple of 16."""
+    memory = torch.zeros(4096 + 64, dtype=torch.uint8)
+    assert memory.data_ptr() % 16 == 0
+    whole = memory[:4096].view(2, 32, 64)
+    words = {16: torch.uint8, 1: torch.complex128}
+    for tensor, width in (
+        (whole, 1),
+        (whole[1], 1),
+        (memory[16:4112].view(2, 32, 64), 1),
+        (memory[17:4113].view(2, 32, 64), 16),
+        (memory[8:4104].view(2, 32, 64), 16),
+        (memory[:1024].as_strided((8, 16), (17, 1)), 16),
+        (torch.from_numpy(memory.numpy()[8:4104]).view(2, 32, 64), 16),
+        (memory[:2048].as_strided((8, 64), (64, 2)), 16),
+    ):
+        (split,) = _bytes.words16(tensor)
+        assert split.shape[-1] == width and split.dtype is words[width]
+        assert split.shape[:-1] == (*tensor.shape[:-1], tensor.shape[-1] // 16)
+    both = _bytes.words16(whole, memory[8:4104].view(2, 32, 64))
+    assert [split.shape[-1] for split in both] == [16, 16]
+
+
+def test_what_the_gpu_kernels_are_told(monkeypatch):
+    """The rows' order by the layout's definition, and the result in the tensor and dtype that was asked for."""
+    told = []
+
+    class Kernels:
+        takes = True
+
+        def takes_weights(self, source, target):
+            return self.takes
+
+        def move_weights(self, source, target, order, *, packing):
+            told.append((source.data_ptr(), target.data_ptr(), order.tolist(), packing))
+
+    kernels = Kernels()
+    monkeypatch.setattr(_bytes, "gpu_moves", lambda source, target: kernels)
+    raw = torch.randint(0, 256, (2, 64, 64), dtype=torch.uint8)
+    out = torch.zeros_like(raw)
+    gate_up = [
+        row + 32 * half + 16 * tile for tile in (0, 1) for half in (0, 1) for row in range(16)
+    ]
+    assert layouts.GU_INTERLEAVED.pack(raw, out=out) is out
+    assert told.pop() == (raw.data_ptr(), out.data_ptr(), gate_up, True)
+    alternating = [2 * (row % 32) + row // 32 for row in gate_up]
+    assert layouts.GU_INTERLEAVED.unpack(out, out=raw, gate_up_interleaved=True) is raw
+    assert told.pop() == (out.data_ptr(), raw.data_ptr(), alternating, False)
+    assert layouts.SEPARATED.pack(raw).shape == raw.shape
+    assert told.pop()[2:] == (list(range(64)), True)
+    kernels.takes = False
+    packed = layouts.SEPARATED.pack(raw)
+    assert not told and torch.equal(layouts.SEPARATED.unpack(packed), raw)
+
+
 def resident(field):
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
@@ -200,6 +276,17 @@ OPAQUE = {
 }
 
 
+# The size to pad to, by hand: the next multiple of 16 rows (32 for both halves), of 32 or 64 bytes.
+FIXES = {
+    "shuffle_weight rows%16": "to 32 rows",
+    "shuffle_weight Kbytes%32": "from 96 to 128",
+    "shuffle_weight_a16w4 gu0 rows%16": "to 32 rows",
+    "shuffle_weight_a16w4 gu0 Kbytes%64 (=32)": "from 64 to 128",
+    "shuffle_weight_a16w4 gu1 rows=48 (inter 24)": "to 64 rows",
+    "shuffle_weight_a16w4 2D input": "",
+}
+
+
 def test_opaque_errors_are_the_manifests():
     with open(GOLDEN / "manifest.json") as file:
         listed = {e["call"] for e in json.load(file)["errors"] if e["raises"]}
@@ -215,6 +302,7 @@ def test_opaque_errors_are_clear(call):
     with pytest.raises(ContractError, match="w13") as caught:
         layout.check(shape, what="w13", **options)
     assert fragment in str(caught.value)
+    assert FIXES[call] in caught.value.fix
     if not options:
         with pytest.raises(ContractError):
             layout.pack(torch.zeros(shape, dtype=torch.uint8))
