@@ -7,6 +7,7 @@ the stated probability, even if every run asked new questions; ours are always t
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import urllib.error
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.evaluation.interval import binomial_interval
@@ -88,7 +90,7 @@ def ask(url: str, question: task.Question, *, timeout: float = 600) -> str:
     """What a server answers, greedily, through ``/v1/completions``; without the spaces around it.
 
     Raises:
-        ContractError: the server refused the question.
+        ContractError: the server refused the question, or did not answer.
     """
     body = {
         "model": "miniature",
@@ -96,18 +98,8 @@ def ask(url: str, question: task.Question, *, timeout: float = 600) -> str:
         "max_tokens": task.LENGTH - len(question.text.split()),
         "temperature": 0,
     }
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return json.load(answer)["choices"][0]["text"].strip()
-    except urllib.error.HTTPError as error:
-        raise ContractError(
-            f"{url} refused a question: {error.code} {error.read().decode(errors='replace')}",
-            allowed="a server that completes prompts of words",
-            fix="serve the miniature",
-        ) from error
+    answer = _post(f"{url}/v1/completions", body, timeout, "serve the miniature")
+    return json.loads(answer)["choices"][0]["text"].strip()
 
 
 def answers(url: str, questions: Sequence[task.Question]) -> list[str]:
@@ -125,19 +117,21 @@ def update_weights(url: str, checkpoint: Path, *, timeout: float = 600) -> None:
     """Replaces the server's weights in place, by ``/update_weights_from_disk``.
 
     Raises:
-        ContractError: the server says that it failed.
+        ContractError: the server says that it failed, or did not answer.
     """
+    body = {"model_path": str(checkpoint)}
+    _post(f"{url}/update_weights_from_disk", body, timeout, "see the server's log")
+
+
+def _post(url: str, body: dict[str, Any], timeout: float, fix: str) -> bytes:
     request = urllib.request.Request(
-        f"{url}/update_weights_from_disk",
-        json.dumps({"model_path": str(checkpoint)}).encode(),
-        {"Content-Type": "application/json"},
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            answer.read()
+            return answer.read()
     except urllib.error.HTTPError as error:
-        raise ContractError(
-            f"{url} did not take the weights of {checkpoint}: {error.read().decode(errors='replace')}",
-            allowed="a checkpoint of the model that is served",
-            fix="see the server's log",
-        ) from error
+        said = f"{error.code} {error.read().decode(errors='replace')}"
+    except (OSError, http.client.HTTPException) as error:
+        said = f"no answer: {error or type(error).__name__}"
+    raise ContractError(f"{url}: {said}", allowed="a server that answers", fix=fix)

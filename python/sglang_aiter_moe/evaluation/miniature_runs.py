@@ -12,6 +12,7 @@ from pathlib import Path
 from sglang_aiter_moe.contract.capabilities import Capabilities
 from sglang_aiter_moe.contract.plan import plan_moe
 from sglang_aiter_moe.contract.spec import Target
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.evaluation import exact_match
 from sglang_aiter_moe.evaluation.exact_match import Gate
 from sglang_aiter_moe.evaluation.provenance import provenance
@@ -21,7 +22,7 @@ from sglang_aiter_moe.miniature.model import SHAPES
 from sglang_aiter_moe.miniature.score import FLAGS
 from sglang_aiter_moe.serving.sglang_python import SGLang, find, installed
 from sglang_aiter_moe.testing.sglang_releases import search_path
-from sglang_aiter_moe.testing.sglang_server import environment, serving
+from sglang_aiter_moe.testing.sglang_server import ServerDied, environment, serving
 
 MODELS = ("kimi", "gpt_oss")
 SECOND = "kimi_second"
@@ -162,8 +163,7 @@ def run(
         say: told how far it is.
 
     Raises:
-        ServerDied: the server did not come up.
-        ContractError: it refused a question or an update.
+        ContractError: the server did not come up, or did not answer a question or take an update.
     """
     names = [setting.model, *((SECOND, setting.model) if setting.update else ())]
     control = "wrong_layout" if setting.wrong_layout else None if setting.plugin else "released"
@@ -182,19 +182,29 @@ def run(
     result = Run(setting, sglang.release)
     say(f"{setting}, SGLang {sglang.release}: starting sglang serve")
     start = time.monotonic()
-    with serving(WEIGHTS / setting.model, log, *arguments, env=env, python=sglang.python) as server:
-        result.seconds_up = time.monotonic() - start
-        start = time.monotonic()
-        for number, name in enumerate(names):
-            if number:
-                exact_match.update_weights(server.url, WEIGHTS / name)
-            asked = _ask(server.url, name, setting.mode, questions)
-            result.asked.append(asked)
-            say(
-                f"  {name}: {asked.right} of {questions} exactly right "
-                f"({result.seconds_up:.0f} s to start, {time.monotonic() - start:.0f} s of answers)"
-            )
-        result.seconds_asking = time.monotonic() - start
+    try:
+        with serving(
+            WEIGHTS / setting.model, log, *arguments, env=env, python=sglang.python
+        ) as server:
+            result.seconds_up = time.monotonic() - start
+            start = time.monotonic()
+            for number, name in enumerate(names):
+                if number:
+                    exact_match.update_weights(server.url, WEIGHTS / name)
+                asked = _ask(server.url, name, setting.mode, questions)
+                result.asked.append(asked)
+                say(
+                    f"  {name}: {asked.right} of {questions} exactly right "
+                    f"({result.seconds_up:.0f} s to start, {time.monotonic() - start:.0f} s of answers)"
+                )
+            result.seconds_asking = time.monotonic() - start
+    except ServerDied as error:
+        say(str(error))
+        raise ContractError(
+            f"{setting}, SGLang {sglang.release}: the server did not start: {str(error).splitlines()[0]}",
+            allowed="a server that answers /health",
+            fix=f"look at the end of {log} (kept with --logs)",
+        ) from error
     return result
 
 

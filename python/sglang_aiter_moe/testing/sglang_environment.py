@@ -75,13 +75,14 @@ def _beside(releases: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _step(what: str, command: list[str]) -> None:
-    print(f"{what} ...", end=" ", flush=True)
+    # Standard output belongs to the command that needs the environment: eval --json -.
+    print(f"{what} ...", end=" ", flush=True, file=sys.stderr)
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        print("failed")
+        print("failed", file=sys.stderr)
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    print(f"{time.monotonic() - start:.0f} s")
+    print(f"{time.monotonic() - start:.0f} s", file=sys.stderr)
 
 
 def main() -> None:

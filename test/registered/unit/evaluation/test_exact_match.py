@@ -1,6 +1,8 @@
 """Gates against exact fractions, and answers of servers that the test decides."""
 
+import contextlib
 import json
+import socket
 import sys
 import threading
 from decimal import Decimal, getcontext
@@ -9,10 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from sglang_aiter_moe.errors import ContractError
-from sglang_aiter_moe.evaluation import exact_match
+from sglang_aiter_moe.evaluation import exact_match, miniature_runs
 from sglang_aiter_moe.evaluation.miniature_runs import Asked, Run, Setting, to_json
 from sglang_aiter_moe.miniature import WEIGHTS, task
+from sglang_aiter_moe.serving.sglang_python import SGLang
 from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.sglang_server import ServerDied
 
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
@@ -85,6 +89,9 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
+    def handle_error(self, *arguments):
+        pass  # a client that did not wait
+
 
 @pytest.fixture
 def server():
@@ -134,6 +141,37 @@ def test_a_refused_update_is_an_error(server, tmp_path):
     with pytest.raises(ContractError, match="shape"):
         exact_match.update_weights(server.url, tmp_path)
     assert server.bodies == [("/update_weights_from_disk", {"model_path": str(tmp_path)})]
+
+
+def test_a_server_that_is_gone_or_silent_is_no_wrong_answer(server, tmp_path):
+    (question,) = task.held_out_questions(1)
+    done = threading.Event()
+    server.reply = lambda path, body: (done.wait(20), (200, {}))[1]
+    with pytest.raises(ContractError, match="no answer: timed out"):
+        exact_match.ask(server.url, question, timeout=0.2)
+    done.set()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(ContractError, match=r"no answer: .*refused"):
+            exact_match.ask(url, question)
+        with pytest.raises(ContractError, match=r"no answer: .*refused"):
+            exact_match.update_weights(url, tmp_path)
+
+
+def test_a_server_that_does_not_start_is_refused_and_its_log_shown(monkeypatch, tmp_path):
+    @contextlib.contextmanager
+    def serving(*arguments, **options):
+        raise ServerDied("exit status 1\nTraceback\nImportError: sgl_kernel")
+        yield
+
+    monkeypatch.setattr(miniature_runs, "serving", serving)
+    said = []
+    sglang = SGLang(tmp_path / "python", "0.5.20")
+    with pytest.raises(ContractError, match=r"kimi, A8W4, SGLang 0.5.20.*: exit status 1") as found:
+        miniature_runs.run(Setting(mode="A8W4"), sglang, tmp_path, say=said.append)
+    assert str(tmp_path / "kimi-A8W4-0.5.20.log") in found.value.fix
+    assert "ImportError: sgl_kernel" in said[-1]
 
 
 def asked(right, other=0, name="kimi"):
