@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sglang_aiter_moe.testing import sglang_process
-from sglang_aiter_moe.testing.layer_probe import EXPERTS, HIDDEN, INTER, TOPK
+from sglang_aiter_moe.testing.probe_layers import EXPERTS, HIDDEN, INTER, TOPK
 
 TOKENS = 3
 

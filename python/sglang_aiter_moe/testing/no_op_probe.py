@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sglang_aiter_moe.testing import sglang_process
-from sglang_aiter_moe.testing.layer_probe import EXPERTS, HIDDEN, INTER, TOPK, routing
+from sglang_aiter_moe.testing.probe_layers import EXPERTS, HIDDEN, INTER, TOPK, routing
 
 TOKENS = 4
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -324,14 +323,7 @@ def main(checkpoint: Path, port: int) -> None:
         "sm100": probe_sm100,
         "states": lambda: {s["name"]: s["state"] for s in map(_dict, plugin.inspect_states())},
     }
-    result: dict[str, Any] = {"release": sglang_process.release()}
-    for name, probe in probes.items():
-        try:
-            result[name] = probe()
-        except Exception as error:  # one probe's failure is its own test's business
-            traceback.print_exc()
-            result[name] = {"error": f"{type(error).__name__}: {error}"}
-    sglang_process.print_result(**result)
+    sglang_process.report(probes)
 
 
 def _dict(state: Any) -> dict[str, str]:

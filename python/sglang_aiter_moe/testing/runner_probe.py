@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 import sys
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -24,7 +23,7 @@ from sglang_aiter_moe.numerics.oracle import routed_moe
 from sglang_aiter_moe.srt.layers.quantization.mxfp4 import moe_quant_info
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_method import target
 from sglang_aiter_moe.testing import sglang_process
-from sglang_aiter_moe.testing.layer_probe import (
+from sglang_aiter_moe.testing.probe_layers import (
     EXPERTS,
     FLAGS,
     INTERLEAVED,
@@ -224,15 +223,9 @@ def main(model: Path, port: int) -> None:
     torch.set_num_threads(1)
     sglang_process.become_single_rank(model, port)
     os.environ.pop("SGLANG_ROCM_SMALLM_MOE", None)
-    result: dict[str, Any] = {"release": sglang_process.release()}
-    probes = {"tracing": probe_tracing, "deepep": probe_deepep, "bypass": probe_bypass}
-    for name, probe in probes.items():
-        try:
-            result[name] = probe()
-        except Exception as error:  # one probe's failure is its own test's business
-            traceback.print_exc()
-            result[name] = {"error": f"{type(error).__name__}: {error}"}
-    sglang_process.print_result(**result)
+    sglang_process.report(
+        {"tracing": probe_tracing, "deepep": probe_deepep, "bypass": probe_bypass}
+    )
 
 
 if __name__ == "__main__":

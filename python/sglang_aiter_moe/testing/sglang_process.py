@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,18 @@ def release() -> str:
     import sglang
 
     return sglang.__version__
+
+
+def report(probes: Mapping[str, Callable[[], Any]]) -> None:
+    """Runs each probe and writes the JSON line, with what a probe raised in place of what it found."""
+    result: dict[str, Any] = {"release": release()}
+    for name, probe in probes.items():
+        try:
+            result[name] = probe()
+        except Exception as error:  # one probe's failure is its own test's business
+            traceback.print_exc()
+            result[name] = {"error": f"{type(error).__name__}: {error}"}
+    print_result(**result)
 
 
 def print_result(**values: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from sglang_aiter_moe.testing.carrier_reference import CarrierReference, clear_prompts
 from sglang_aiter_moe.testing.checkpoints import write_gpt_oss_checkpoint, write_kimi_checkpoint
-from sglang_aiter_moe.testing.layer_probe import MODES
+from sglang_aiter_moe.testing.probe_layers import MODES
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.sglang_server import (
     ServerDied,
