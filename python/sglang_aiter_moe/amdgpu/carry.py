@@ -77,7 +77,11 @@ def _carry(instruction: Instruction):
 
 
 def _multiply_add(instruction: Instruction):
-    """D (64 bits) = S0 * S1 + S2; the carry or overflow goes to a lane mask."""
+    """D (64 bits) = S0 * S1 + S2; the carry or overflow goes to a lane mask.
+
+    LLVM leaves the high half of S2 unwritten where only the low half of D is used: then the high half of D and the
+    carry count as unwritten, and only a read of those is an error.
+    """
     signed = instruction.opcode == "v_mad_i64_i32"
     Modifiers(instruction).done()
     target, out, x, y, z = instruction.operands
@@ -89,8 +93,28 @@ def _multiply_add(instruction: Instruction):
     put = write(instruction, target, wide)
     i = _mask_index(instruction, out)
     dtype = I64 if signed else U64
+    high = z.index + 1 if z.kind == "v" else None
 
     def execute(b: Batch) -> None:
+        held = True if high is None else b.v_known[high]
+        if held is True:
+            run(b)
+            return
+        b.v_known[high] = True
+        try:
+            run(b)
+        finally:
+            after, b.v_known[high] = b.v_known[target.index + 1], held
+        lost = b.mask & np.logical_not(held)
+        if lost.any():
+            # Where target and S2 are the same registers, what the other lanes hold is as known as it was.
+            kept = np.logical_or(held, b.mask) if target.index + 1 == high else after
+            b.v_known[target.index + 1] = kept & ~lost
+            b.forget_bits(i, lost.any(axis=1))
+        elif target.index + 1 == high:
+            b.v_known[high] = np.logical_or(held, b.mask)
+
+    def run(b: Batch) -> None:
         product, addend = a(b).astype(dtype) * c(b).astype(dtype), d(b).astype(dtype)
         value = product + addend
         # Unsigned: the carry. Signed: bit 64 of the sum of the operands extended to 65 bits, its true sign.

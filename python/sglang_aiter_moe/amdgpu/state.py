@@ -111,6 +111,12 @@ class Batch:
         if i >= EXEC:
             self.refresh()
 
+    def forget_bits(self, i: int, waves: np.ndarray) -> None:
+        """Marks s[i:i+1] as unwritten in ``waves`` (bool [waves])."""
+        self._bits.pop(i, None)
+        for half in (i, i + 1):
+            self.s_known[half] = np.logical_and(self.s_known[half], ~waves)
+
     def refresh(self) -> None:
         """Recomputes which lanes act, after a write to EXEC or a change of ``active``."""
         bits = self.bits(EXEC)
