@@ -14,6 +14,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,13 +26,23 @@ from sglang_aiter_moe.errors import ContractError
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch that ran. ``grid``: workgroups along x, y, z; ``warps``: waves each."""
+    """A launch that ran.
+
+    Attributes:
+        grid: workgroups along x, y, z; ``warps``: waves each.
+        arguments: the tensors themselves, and numbers, by name.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
     warps: int
     assembly: str
+    arguments: dict[str, Any]
     statistics: machine.Statistics
+
+    @property
+    def workgroups(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
 
 
 @functools.lru_cache(maxsize=128)
@@ -65,7 +76,7 @@ class Device:
     ) -> None:
         self.memory = Memory()
         self.launches: list[Launch] = []
-        self._driver = triton_driver.Driver(arch, self._launched)
+        self._driver = triton_driver.Driver(arch, self.launched)
         self._scratch, self._edit = scratch, edit
         self._limits = {"lockstep": lockstep, "max_instructions": max_instructions}
         self._placed: dict[tuple[int, int], int] = {}
@@ -107,7 +118,8 @@ class Device:
             self._placed[key] = self.memory.place(data, name)
         return self._placed[key]
 
-    def _launched(self, call: triton_driver.Call) -> None:
+    def launched(self, call: triton_driver.Call) -> None:
+        """Runs one launch; Triton calls this, and a replay of a call may."""
         text = self._edit(call.name, call.assembly)
         program = program_of(text)
         kernel = program.kernels[call.name]
@@ -134,7 +146,11 @@ class Device:
                 data[:] = self.memory.read(
                     addresses[name], data.dtype, data.shape, allow_uninitialised=True
                 )
-        self.launches.append(Launch(call.name, call.grid, call.warps, text, statistics))
+        arguments = {
+            name: value.value if isinstance(value, triton_driver.Scalar) else value
+            for name, value in call.arguments.items()
+        }
+        self.launches.append(Launch(call.name, call.grid, call.warps, text, arguments, statistics))
 
 
 def as_bytes(tensor: torch.Tensor):

@@ -5,6 +5,8 @@ The launches are those of ``portable/triton/launch.py``, which is told nothing b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from sglang_aiter_moe.amdgpu.launch import Device, Launch
@@ -26,6 +28,7 @@ def run_layer(
     out: torch.Tensor,
     *,
     config: table.Config | None = None,
+    device: Callable[..., Device] = Device,
     **options,
 ) -> list[Launch]:
     """Executes ``request`` into ``out`` as ``portable.triton.run`` would on a GPU of ``arch``.
@@ -34,7 +37,8 @@ def run_layer(
 
     Args:
         config: tiles; None: those of the table of ``arch``.
-        options: for :class:`Device`.
+        device: makes the device.
+        options: for it.
 
     Returns:
         The launches, in order.
@@ -47,6 +51,6 @@ def run_layer(
     def scratch(tensor: torch.Tensor) -> bool:
         return id(tensor) in fresh or workspace.holds(tensor)
 
-    with Device(arch, scratch=scratch, **options) as device:
+    with device(arch, scratch=scratch, **options) as entered:
         launch.run_portable(request, *operands, arch=arch, config=config)
-    return device.launches
+    return entered.launches
