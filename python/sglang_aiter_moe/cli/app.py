@@ -15,6 +15,7 @@ from sglang_aiter_moe.cli import (
     doctor,
     env,
     eval,
+    execute,
     layout,
     matrix,
     plan,
@@ -64,6 +65,7 @@ app.command("prebuild")(prebuild.prebuild)
 app.command("matrix")(matrix.matrix)
 app.command("env")(env.env)
 app.command("layout")(layout.layout)
+app.command("execute")(execute.execute)
 app.command("eval")(eval.evaluate)
 app.command("apply")(apply.apply)
 app.command("check-tests")(check_tests.check_tests)

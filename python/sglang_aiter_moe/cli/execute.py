@@ -1,0 +1,92 @@
+"""`execute`: run one AMD kernel's assembly text without an AMD GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_aiter_moe.cli.output import JsonOption, console, write_json
+from sglang_aiter_moe.errors import ContractError
+
+
+def execute(
+    kernel: Annotated[
+        Path,
+        typer.Argument(
+            metavar="KERNEL.s",
+            help="Assembly text for gfx942 or gfx950: Triton's asm['amdgcn'], FlyDSL's 21_final_isa.s.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    args: Annotated[
+        Path,
+        typer.Option(
+            "--args",
+            metavar="SPEC",
+            help="TOML or JSON: grid, and each argument as .npy file, bytes or number (docs/amd-execution.md).",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    lockstep: Annotated[
+        int, typer.Option(min=1, help="Workgroups that advance together: memory against speed.")
+    ] = 64,
+    max_instructions: Annotated[
+        int,
+        typer.Option(min=1, help="Wave-instructions before the kernel counts as one that hangs."),
+    ] = 10_000_000_000,
+    json_target: JsonOption = None,
+) -> None:
+    """Execute one AMD kernel on this CPU and write what it wrote.
+
+    Reading memory, registers or LDS that nothing has written, leaving an array, and instructions that are not
+    modelled are errors that name the line of the text. Exit status: 1 if the kernel did such a thing, 2 if the input
+    was refused.
+    """
+    import numpy as np
+
+    from sglang_aiter_moe.amdgpu import spec
+    from sglang_aiter_moe.amdgpu.errors import ExecutionError
+
+    out = console(json_target)
+    wanted = spec.load(args)
+    try:
+        ran = spec.execute(
+            kernel.read_text(encoding="utf-8"),
+            wanted,
+            lockstep=lockstep,
+            max_instructions=max_instructions,
+        )
+    except ExecutionError as error:
+        out.print(f"{kernel}: {error.what}", markup=False)
+        write_json({"error": error.what, "line": error.line, "opcode": error.opcode}, json_target)
+        raise typer.Exit(1) from error
+    for path, array in ran.outputs.items():
+        try:
+            with path.open("wb") as file:
+                np.save(file, array)
+        except OSError as error:
+            raise ContractError(
+                f"{path} cannot be written: {error.strerror}",
+                allowed="files in directories that are there and open to you",
+                fix="correct out in the spec",
+            ) from error
+        out.print(f"wrote {path}: {array.dtype} {list(array.shape)}", markup=False)
+    done = ran.statistics
+    out.print(
+        f"{ran.kernel}: {done.wave_instructions} wave-instructions in {done.seconds:.2f} s",
+        markup=False,
+    )
+    write_json(
+        {
+            "kernel": ran.kernel,
+            "wave_instructions": done.wave_instructions,
+            "seconds": done.seconds,
+            "opcodes": dict(done.opcodes),
+            "outputs": [str(path) for path in ran.outputs],
+        },
+        json_target,
+    )
