@@ -23,8 +23,11 @@ U8, U16, U32, F16, F32, F64 = np.uint8, np.uint16, np.uint32, np.float16, np.flo
 _F8F6F4 = {0: formats.E4M3, 1: formats.E5M2, 4: formats.E2M1}
 
 
-def _stacked(instruction: Instruction, operand: Operand):
-    """All registers of an operand, every lane: uint32 [waves, 64, registers]."""
+def _operand(instruction: Instruction, operand: Operand, rows: int | None = None):
+    """Reads all registers of an operand, every lane.
+
+    uint32 [waves, 64, registers], or with ``rows`` [waves, rows, 64 / rows, registers]: lanes that share a row together.
+    """
     if operand.kind not in "va":
         raise refuse(instruction, "a matrix operand that is not in vector registers")
     reads = [
@@ -32,48 +35,41 @@ def _stacked(instruction: Instruction, operand: Operand):
         for i in range(operand.count)
     ]
 
-    def stack(b: Batch) -> np.ndarray:
+    def by_lane(b: Batch) -> np.ndarray:
         out = np.empty((b.waves, LANES, len(reads)), U32)
         for i, read in enumerate(reads):
             out[:, :, i] = read(b)
         return out
 
-    return stack
+    def by_row(b: Batch) -> np.ndarray:
+        out = np.empty((b.waves, rows, LANES // rows, len(reads)), U32)
+        for i, read in enumerate(reads):
+            out[:, :, :, i] = read(b).reshape(b.waves, LANES // rows, rows).transpose(0, 2, 1)
+        return out
 
-
-def _decode_bf16(x: np.ndarray) -> np.ndarray:
-    return (x.view(U16).astype(U32) << U32(16)).view(F32)
+    return by_row if rows else by_lane
 
 
 def _decoder(name: str):
-    """uint32 [..., registers] to float [..., elements]."""
+    """uint32 [..., registers] to float64 [..., elements], or float32 where that loses nothing later (E2M1)."""
     if name == "bf16":
-        return _decode_bf16
-    if name == "f16":
-        return lambda x: x.view(F16)
-    if name == "f32":
-        return lambda x: x.view(F32)
+        return lambda x: (x.view(U16).astype(U32) << U32(16)).view(F32).astype(F64)
+    if name in ("f16", "f32"):
+        return lambda x: x.view(F16 if name == "f16" else F32).astype(F64)
     if name == formats.E2M1:
         pairs = formats.e2m1_pairs()
-        return lambda x: pairs.take(x.view(U8)).view(F64)
+        return lambda x: pairs.take(x.view(U8)).view(F32)
     table = formats.values(name)
     return lambda x: table.take(x.view(U8))
 
 
-def _matrix(x: np.ndarray, rows: int) -> np.ndarray:
-    """[waves, 64, k of a lane] to [waves, rows, K]: lane l has row l % rows and the l / rows-th part of K."""
-    waves, _, k = x.shape
-    return x.reshape(waves, LANES // rows, rows, k).transpose(0, 2, 1, 3).reshape(waves, rows, -1)
+def _runs_of_sixteen(x: np.ndarray, rows: int) -> np.ndarray:
+    """8-bit operands of f8f6f4: a lane's 32 bytes are two runs of 16, half of K apart; to blocks of 32 along K.
 
-
-def _interleaved(x: np.ndarray, rows: int) -> np.ndarray:
-    """The same for 8-bit operands of f8f6f4: a lane's 32 elements are two runs of 16, half of K apart."""
-    waves = x.shape[0]
-    return (
-        x.reshape(waves, LANES // rows, rows, 2, 16)
-        .transpose(0, 2, 3, 1, 4)
-        .reshape(waves, rows, -1)
-    )
+    uint32 [waves, 64, 8] to [waves, blocks, rows, 8].
+    """
+    runs = x.reshape(x.shape[0], LANES // rows // 2, 2, rows, 2, 4)
+    return runs.transpose(0, 4, 1, 3, 2, 5).reshape(x.shape[0], LANES // rows, rows, 8)
 
 
 def _accumulate(instruction: Instruction, size: int):
@@ -125,89 +121,91 @@ def _dense(instruction: Instruction):
     modifiers = Modifiers(instruction)
     modifiers.done()
     names = _operand_formats(instruction, kind)
-    per_lane = k * size // LANES
     sides = []
     for operand, name in zip(instruction.operands[1:3], names, strict=True):
         width = {"bf16": 2, "f16": 2, "f32": 4}.get(name, 1)
-        words(instruction, operand, per_lane * width // 4)
-        if operand.kind not in "va":
-            raise refuse(instruction, "a matrix operand that is not in vector registers")
-        sides.append((_stacked(instruction, operand), _decoder(name)))
+        words(instruction, operand, k * size // LANES * width // 4)
+        sides.append((_operand(instruction, operand, size), _decoder(name)))
     (a, decode_a), (c, decode_c) = sides
     write = _accumulate(instruction, size)
 
     def execute(b: Batch) -> None:
-        left = _matrix(decode_a(a(b)), size).astype(F64)
-        right = _matrix(decode_c(c(b)), size).astype(F64)
+        left = decode_a(a(b)).reshape(b.waves, size, k)
+        right = decode_c(c(b)).reshape(b.waves, size, k)
         write(b, np.matmul(left, right.transpose(0, 2, 1)))
 
     return execute
 
 
 def _operand_formats(instruction: Instruction, kind: str) -> list[str]:
-    if "8_" in kind:
-        raise refuse(
-            instruction,
-            "8-bit operands: gfx942's and gfx950's differ, and the text names no target",
-        )
     if kind == "xf32":
         raise refuse(instruction, "xf32, whose truncation of operands is not modelled")
-    return ["bf16" if kind.startswith("bf16") else kind] * 2
+    if "8_" not in kind:
+        return ["bf16" if kind.startswith("bf16") else kind] * 2
+    known = {
+        "gfx942": {"fp8": formats.E4M3_FNUZ, "bf8": formats.E5M2_FNUZ},
+        "gfx950": {"fp8": formats.E4M3, "bf8": formats.E5M2},
+    }
+    if instruction.target not in known:
+        raise refuse(instruction, "8-bit operands without a target")
+    return [known[instruction.target][side] for side in kind.split("_")]
 
 
 def _scale(instruction: Instruction, operand: Operand, byte: int, size: int):
-    """E8M0 scales: lane l's byte is that of row l % size and block l / size of 32 elements: [waves, size, blocks]."""
+    """E8M0 scales: lane l's byte is that of row l % size and block l / size of 32 elements: [waves, blocks, size]."""
     if operand.kind in ("int", "float"):
         value = formats.scales()[int(constant(operand, "u32", instruction)) >> (8 * byte) & 0xFF]
-        return lambda b: value
+        return lambda b: np.full((1, 1, 1), value)
     read = vector(instruction, operand, "u32", all_lanes=operand.kind in "va")
     table, shift = formats.scales(), U32(8 * byte)
 
     def scale(b: Batch) -> np.ndarray:
         code = (np.broadcast_to(read(b), (b.waves, LANES)) >> shift) & U32(0xFF)
-        return table.take(code).reshape(b.waves, LANES // size, size).transpose(0, 2, 1)[..., None]
+        return table.take(code).reshape(b.waves, LANES // size, size)
 
     return scale
 
 
 def _f8f6f4(instruction: Instruction):
-    """v_mfma_[scale_]f32_16x16x128_f8f6f4 and 32x32x64: A and B in 4 or 8 bits, a scale for each 32 elements."""
+    """v_mfma_[scale_]f32_16x16x128_f8f6f4 and 32x32x64: A and B in 4 or 8 bits, a scale for each 32 elements.
+
+    The products of a block of 32 elements are summed exactly, scaled, and the blocks' sums added in float64.
+    """
     size = 16 if "_16x16x128_" in instruction.opcode else 32
     scaled = "_scale_" in instruction.opcode
     modifiers = Modifiers(instruction)
     codes = modifiers.take("cbsz"), modifiers.take("blgp")
-    select, select_high = (
-        modifiers.take("op_sel", (0, 0, 0)),
-        modifiers.take("op_sel_hi", (1, 1, 1)),
-    )
+    select, high = modifiers.take("op_sel", (0, 0, 0)), modifiers.take("op_sel_hi", (1, 1, 1))
     modifiers.done()
     if len(instruction.operands) != (6 if scaled else 4):
         raise refuse(instruction, f"{instruction.opcode} with {len(instruction.operands)} operands")
-    sides = []
+    sides, scales = [], []
     for i in (0, 1):
         if codes[i] not in _F8F6F4:
             raise refuse(instruction, f"the operand format {codes[i]} (6 bits)")
         name = _F8F6F4[codes[i]]
         operand = instruction.operands[1 + i]
         words(instruction, operand, 4 if name == formats.E2M1 else 8)
-        place = _matrix if name == formats.E2M1 else _interleaved
-        scale = None
+        sides.append((_operand(instruction, operand), _decoder(name), name == formats.E2M1))
         if scaled:
-            byte = select[i] + 2 * select_high[i]
-            scale = _scale(instruction, instruction.operands[4 + i], byte, size)
-        sides.append((_stacked(instruction, operand), _decoder(name), place, scale))
+            byte = select[i] + 2 * high[i]
+            scales.append(_scale(instruction, instruction.operands[4 + i], byte, size))
     write = _accumulate(instruction, size)
 
-    def side(b: Batch, read, decode, place, scale) -> np.ndarray:
-        x = place(decode(read(b)), size)
-        if scale is None:
-            return x
-        blocks = x.reshape(b.waves, size, -1, 32)
-        return (blocks * scale(b)).reshape(b.waves, size, -1)
+    def side(b: Batch, read, decode, in_blocks: bool) -> np.ndarray:
+        x = read(b)
+        return decode(x if in_blocks else _runs_of_sixteen(x, size)).reshape(b.waves, -1, size, 32)
 
     def execute(b: Batch) -> None:
         left, right = (side(b, *s) for s in sides)
-        write(b, np.matmul(left, right.transpose(0, 2, 1)))
+        product = np.matmul(left, right.transpose(0, 1, 3, 2))
+        if not scaled:
+            write(b, product.sum(1, dtype=F64))
+            return
+        of_rows, of_columns = (scale(b) for scale in scales)
+        product = product * of_rows[..., None]
+        product *= of_columns[:, :, None, :]
+        write(b, product.sum(1))
 
     return execute
 
@@ -218,6 +216,12 @@ _SHAPES_DENSE = (
     "16x16x16bf16_1k", "32x32x8bf16_1k", "16x16x4f32", "32x32x2f32",
 )  # fmt: skip
 TABLE = {f"v_mfma_f32_{shape}": _dense for shape in _SHAPES_DENSE}
+TABLE |= {
+    f"v_mfma_f32_{shape}_{a}_{b}": _dense
+    for shape in ("16x16x32", "32x32x16")
+    for a in ("fp8", "bf8")
+    for b in ("fp8", "bf8")
+}
 for _shape in ("16x16x128", "32x32x64"):
     TABLE |= {f"v_mfma{s}_f32_{_shape}_f8f6f4": _f8f6f4 for s in ("", "_scale")}
 

@@ -168,7 +168,7 @@ class Memory:
         if not offsets.size:
             return offsets
         unit = nbytes if nbytes < 4 else 4
-        if unit > 1 and (offsets & np.uint64(unit - 1)).any():
+        if unit > 1 and int(np.bitwise_or.reduce(offsets)) & (unit - 1):
             lane = int(np.flatnonzero(offsets & np.uint64(unit - 1))[0])
             raise Fault(
                 f"{nbytes} bytes at {int(addresses[lane]):#x}, which is not a multiple of {unit}",
@@ -211,7 +211,7 @@ def _load(source: np.ndarray, offsets: np.ndarray, nbytes: int) -> np.ndarray:
     if nbytes < 4:
         view = source.view(_VIEWS[nbytes])
         return view[offsets >> np.uint64(nbytes - 1)].astype(np.uint32)[None]
-    if nbytes in (8, 16) and not (offsets & np.uint64(nbytes - 1)).any():
+    if nbytes in (8, 16) and not int(np.bitwise_or.reduce(offsets)) & (nbytes - 1):
         shift = np.uint64(nbytes.bit_length() - 1)
         wide = source.view(_VIEWS[nbytes]).take((offsets >> shift).view(np.int64))
         return np.ascontiguousarray(wide.view(np.uint32).reshape(offsets.size, nbytes // 4).T)

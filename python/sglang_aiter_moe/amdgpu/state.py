@@ -44,6 +44,7 @@ class Batch:
         self.lds_stride = -(-lds_bytes // 16) * 16 + 16
         self.lds = np.full(groups * self.lds_stride, 0xA5, np.uint8)
         self.lds_known = np.full(groups * self.lds_stride, known, np.uint8)
+        self.lds_sure: set[tuple[int, int]] = set()  # spans that are written in every workgroup
         self.lds_base = (
             (np.arange(waves, dtype=np.uint32) // waves_a_group) * np.uint32(self.lds_stride)
         )[:, None]
