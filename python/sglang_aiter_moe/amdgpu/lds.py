@@ -100,7 +100,9 @@ def load(b: Batch, address: np.ndarray, nbytes: int, align: int) -> np.ndarray:
     elif unit == 4:
         value = np.stack([view.take(index + k) for k in range(count)])
     else:
-        wide = [view.take(index + k).view(U32).reshape(-1, unit // 4).T for k in range(nbytes // unit)]
+        wide = [
+            view.take(index + k).view(U32).reshape(-1, unit // 4).T for k in range(nbytes // unit)
+        ]
         value = np.ascontiguousarray(np.concatenate(wide) if len(wide) > 1 else wide[0])
     if places.lanes is None:
         return value.reshape(count, b.waves, LANES)

@@ -26,7 +26,8 @@ _F8F6F4 = {0: formats.E4M3, 1: formats.E5M2, 4: formats.E2M1}
 def _operand(instruction: Instruction, operand: Operand, rows: int | None = None):
     """Reads all registers of an operand, every lane.
 
-    uint32 [waves, 64, registers], or with ``rows`` [waves, rows, 64 / rows, registers]: lanes that share a row together.
+    uint32 [waves, 64, registers], or with ``rows`` [waves, rows, 64 / rows, registers]: lanes that share a row
+    together.
     """
     if operand.kind not in "va":
         raise refuse(instruction, "a matrix operand that is not in vector registers")

@@ -194,12 +194,6 @@ def _compare(instruction: Instruction):
     if target.kind != "s" or len(sources) != 2:
         raise refuse(instruction, "a destination that is not a pair of scalar registers")
     words(instruction, target, 2)
-    if first[1:] == "64":  # 64-bit integer constants are sign-extended
-        first = second = (
-            first.replace("u64", "i64")
-            if sources[0].kind == "int" and sources[0].value >= 0
-            else first
-        )
     (a, c), dpp = encoded_sources(instruction, modifiers, sources, [first, second])
     if dpp is not None:
         raise refuse(instruction, "DPP of a comparison")
