@@ -149,6 +149,18 @@ def vector(
     return read
 
 
+def kept(instruction: Instruction, target: Operand) -> Read:
+    """What a destination holds of which only a part is written.
+
+    Not checked: LLVM leaves the other part unwritten where nothing uses it. The whole register counts as written after.
+    """
+    if target.kind not in "va":
+        raise refuse(instruction, "a destination that is not a vector register")
+    words(instruction, target, 1)
+    i, vgpr = target.index, target.kind == "v"
+    return lambda b: (b.v if vgpr else b.a)[i]
+
+
 def _signs(read: Read, negate: bool, absolute: bool) -> Read:
     if negate and absolute:
         return lambda b: -np.abs(read(b))

@@ -68,9 +68,11 @@ def _magnitudes(name: str) -> tuple[np.ndarray, np.ndarray]:
     return v, (v[1:] + v[:-1]) / 2
 
 
-def encode(x: np.ndarray, name: str) -> np.ndarray:
+def encode(x: np.ndarray, name: str, *, saturate: bool = True) -> np.ndarray:
     """float to codes (uint8): nearest, ties to the even code, magnitudes beyond the largest become the largest.
 
+    With ``saturate=False`` what rounds to beyond the largest becomes infinity in E5M2 and NaN in the other 8-bit
+    formats.
     NaN becomes the format's NaN; E2M1 has none and gets its largest magnitude.
     """
     x = np.asarray(x, np.float64)
@@ -80,6 +82,12 @@ def encode(x: np.ndarray, name: str) -> np.ndarray:
     tie = (code < middle.size) & (a == middle[np.minimum(code, middle.size - 1)])
     code = code + (tie & (code % 2 == 1))
     code = np.where(np.isnan(x), v.size - 1, code)
+    if name != E2M1 and not saturate:
+        beyond = a >= v[-1] + (v[-1] - v[-2]) / 2
+        if name == E5M2:
+            code = np.where(beyond, 0x7C, code)
+        else:
+            x = np.where(beyond, np.copysign(np.nan, x), x)
     sign_bit = values(name).size // 2
     out = code + np.where(np.signbit(x), sign_bit, 0)
     if name.endswith("fnuz"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_aiter_moe.amdgpu.assembly import Instruction, Operand
 from sglang_aiter_moe.amdgpu.atomics import OPERATIONS, rounds
-from sglang_aiter_moe.amdgpu.decode import Modifiers, refuse, vector, words
+from sglang_aiter_moe.amdgpu.decode import Modifiers, kept, refuse, vector, words
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.amdgpu.state import LANES, Batch
 
@@ -173,7 +173,7 @@ def _read(instruction: Instruction):
     target, where = instruction.operands
     address = vector(instruction, where, "u32")
     write = _put(instruction, target, max(1, nbytes // 4))
-    old = vector(instruction, target, "u32") if "low" in how or "high" in how else None
+    old = kept(instruction, target) if "low" in how or "high" in how else None
 
     def read(b: Batch) -> None:
         value = load(b, address(b) + offset, nbytes, align)

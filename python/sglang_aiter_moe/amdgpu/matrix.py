@@ -16,6 +16,7 @@ import numpy as np
 
 from sglang_aiter_moe.amdgpu import formats
 from sglang_aiter_moe.amdgpu.assembly import Instruction, Operand
+from sglang_aiter_moe.amdgpu.convert_scaled import small_format
 from sglang_aiter_moe.amdgpu.decode import Modifiers, constant, refuse, vector, words
 from sglang_aiter_moe.amdgpu.state import LANES, Batch
 
@@ -143,13 +144,7 @@ def _operand_formats(instruction: Instruction, kind: str) -> list[str]:
         raise refuse(instruction, "xf32, whose truncation of operands is not modelled")
     if "8_" not in kind:
         return ["bf16" if kind.startswith("bf16") else kind] * 2
-    known = {
-        "gfx942": {"fp8": formats.E4M3_FNUZ, "bf8": formats.E5M2_FNUZ},
-        "gfx950": {"fp8": formats.E4M3, "bf8": formats.E5M2},
-    }
-    if instruction.target not in known:
-        raise refuse(instruction, "8-bit operands without a target")
-    return [known[instruction.target][side] for side in kind.split("_")]
+    return [small_format(instruction, side) for side in kind.split("_")]
 
 
 def _scale(instruction: Instruction, operand: Operand, byte: int, size: int):

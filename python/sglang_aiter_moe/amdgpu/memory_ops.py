@@ -16,6 +16,7 @@ from sglang_aiter_moe.amdgpu.assembly import Instruction, Operand
 from sglang_aiter_moe.amdgpu.atomics import OPERATIONS, apply_atomic
 from sglang_aiter_moe.amdgpu.decode import (
     Modifiers,
+    kept,
     refuse,
     scalar,
     scalar_destination,
@@ -165,7 +166,7 @@ def _register_writes(instruction: Instruction, target: Operand, nbytes: int, how
         raise refuse(instruction, "a destination that is not a vector register")
     i, put = target.index, Batch.set_v if target.kind == "v" else Batch.set_a
     if how in ("low", "high"):
-        old = vector(instruction, target, "u32")
+        old = kept(instruction, target)
         keep, shift = (U32(0xFFFF0000), U32(0)) if how == "low" else (U32(0xFFFF), U32(16))
         return lambda b, value: put(b, i, (old(b) & keep) | (value[0] << shift))
     if how:

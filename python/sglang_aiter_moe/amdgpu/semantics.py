@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sglang_aiter_moe.amdgpu import (
     carry,
     convert,
+    convert_scaled,
     lanes,
     lds,
     matrix,
@@ -20,7 +21,18 @@ from sglang_aiter_moe.amdgpu.control import TERMINATORS
 from sglang_aiter_moe.amdgpu.decode import refuse
 from sglang_aiter_moe.amdgpu.state import Batch
 
-_SUBJECTS = (scalar, vector, vector_float, carry, convert, lanes, matrix, memory_ops, lds)
+_SUBJECTS = (
+    scalar,
+    vector,
+    vector_float,
+    carry,
+    convert,
+    convert_scaled,
+    lanes,
+    matrix,
+    memory_ops,
+    lds,
+)
 
 
 def _tables() -> dict[str, Callable]:

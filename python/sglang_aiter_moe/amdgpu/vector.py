@@ -13,7 +13,16 @@ from dataclasses import replace
 import numpy as np
 
 from sglang_aiter_moe.amdgpu.assembly import Instruction, Operand
-from sglang_aiter_moe.amdgpu.decode import DTYPES, Modifiers, Read, refuse, vector, words, write
+from sglang_aiter_moe.amdgpu.decode import (
+    DTYPES,
+    Modifiers,
+    Read,
+    kept,
+    refuse,
+    vector,
+    words,
+    write,
+)
 from sglang_aiter_moe.amdgpu.lanes import Dpp, under
 from sglang_aiter_moe.amdgpu.scalar import _count, _first_one, _first_one_high, _high_sign, _reverse
 from sglang_aiter_moe.amdgpu.state import Batch
@@ -178,11 +187,9 @@ def _sdwa_result(instruction: Instruction, modifiers: Modifiers, target: Operand
         return write(instruction, target, kind)
     if select not in _FIELDS or unused not in ("UNUSED_PAD", "UNUSED_PRESERVE", "UNUSED_SEXT"):
         raise refuse(instruction, f"dst_sel:{select} dst_unused:{unused}")
-    if target.kind != "v":
-        raise refuse(instruction, "a destination that is not a vector register")
     shift, bits = _FIELDS[select]
     keep = U32((1 << bits) - 1)
-    old = vector(instruction, target, "u32")
+    old = kept(instruction, target)
 
     def put(b: Batch, value: np.ndarray) -> None:
         value = value.view(f"u{value.dtype.itemsize}").astype(U32) & keep
