@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import routing_peers
 
 from sglang_aiter_moe.portable.routing import biased_topk
-from sglang_aiter_moe.portable.triton.biased_topk import biased_topk_triton
+from sglang_aiter_moe.portable.triton.biased_topk import THRESHOLDS, biased_topk_triton
 
 SHAPES = {"kimi-k3": (896, 16, 1, 1, 2.827), "deepseek-v3": (256, 8, 8, 4, 2.5)}
 """Experts, top-k, groups, groups kept, routed scaling factor."""
@@ -60,8 +60,8 @@ def eager(logits, bias, topk, groups, kept, scale):
     return weights, ids.to(torch.int32)
 
 
-def fused(num_warps: int | None = None, counting: bool | None = None) -> routing_peers.Router:
-    """The kernel; with ``num_warps`` or ``counting`` a variant of it."""
+def fused(num_warps: int | None = None, threshold: str | None = None) -> routing_peers.Router:
+    """The kernel; with ``num_warps`` or ``threshold`` a variant of it."""
 
     def route(logits, bias, topk, groups, kept, scale):
         options = {
@@ -70,7 +70,7 @@ def fused(num_warps: int | None = None, counting: bool | None = None) -> routing
             "renormalize": True,
             "routed_scaling_factor": scale,
         }
-        if num_warps is None and counting is None:
+        if num_warps is None and threshold is None:
             return biased_topk(logits, bias, topk, **options)
         out = (
             torch.empty(len(logits), topk, device=logits.device),
@@ -78,7 +78,7 @@ def fused(num_warps: int | None = None, counting: bool | None = None) -> routing
         )
         options |= {"num_tokens": None, "padded_id": 0, "shared_weight": 1.0}
         biased_topk_triton(
-            logits, bias, topk, out, num_warps=num_warps, counting=counting, **options
+            logits, bias, topk, out, num_warps=num_warps, threshold=threshold, **options
         )
         return out
 
@@ -159,9 +159,9 @@ def routers_for(shape: str, peers: dict, variants: bool) -> dict:
         routers.pop("sglang-triton", None)  # the same as "sglang" here
     if variants:
         routers |= {
-            f"fused-{'counts' if c else 'sorts'}-{w}w": fused(w, c)
+            f"fused-{threshold}-{w}w": fused(w, threshold)
             for w in (1, 2, 4, 8)
-            for c in (False, True)
+            for threshold in THRESHOLDS
         }
     return routers
 
@@ -180,10 +180,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=lambda s: [int(n) for n in s.split(",")], default=TOKENS)
     parser.add_argument("--dtypes", type=int, default=len(DTYPES), help="the first so many pairs")
     parser.add_argument(
-        "--variants", action="store_true", help="also time both thresholds and 1 to 8 warps"
-    )
-    parser.add_argument(
-        "--graphs", action="store_true", help="also change the bias under captured graphs"
+        "--variants", action="store_true", help="also time each threshold with 1 to 8 warps"
     )
     parser.add_argument(
         "--compile-only", metavar="I/N", help="only compile the I-th of N parts, to fill the cache"
@@ -243,14 +240,6 @@ def main() -> None:
         row["bytes"] = bytes_moved
         report["results"].append(row)
         print(line(row), flush=True)
-    if args.graphs and not args.compile_only:
-        from sglang_aiter_moe.testing.routing_graphs import run_all
-
-        report["graphs"] = run_all()
-        print(
-            f"graphs: {len(report['graphs'])} combinations, rows that differ after replay:", end=" "
-        )
-        print(sum(g["rows_that_differ"] for g in report["graphs"]))
     if args.json and not args.compile_only:
         args.json.write_text(json.dumps(report) + "\n")
 

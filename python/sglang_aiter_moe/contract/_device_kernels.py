@@ -13,22 +13,28 @@ import triton.language as tl
 
 
 @triton.jit
-def _meet(counter_ptr, arrivals):
-    """Waits until ``arrivals`` programs have come here; all of them run at the same time."""
+def _arrive(counter_ptr):
+    """Says that this program has read its part of an expert."""
     tl.debug_barrier()
-    seen = tl.atomic_add(counter_ptr, 1, sem="acq_rel") + 1
+    tl.atomic_add(counter_ptr, 1, sem="release")
+
+
+@triton.jit
+def _await(counter_ptr, arrivals):
+    """Waits for ``arrivals`` arrivals; all programs that make them run at the same time."""
+    seen = tl.atomic_add(counter_ptr, 0, sem="acquire")
     while seen < arrivals:
         seen = tl.atomic_add(counter_ptr, 0, sem="acquire")
     tl.debug_barrier()
 
 
 @triton.jit
-def _item(i, COLUMNS, ROWS: tl.constexpr):
-    """Unit, row within it and column of an item; a unit has ROWS x COLUMNS."""
-    above = i // 8
+def _item(i, COLUMNS, ROWS: tl.constexpr, HIGH: tl.constexpr):
+    """Unit, row within it and column of an item; a unit has ROWS x COLUMNS, neighbours are HIGH rows x 32 / HIGH."""
+    above = i // HIGH
     column = above % COLUMNS
     above = above // COLUMNS
-    return above // (ROWS // 8), (above % (ROWS // 8)) * 8 + i % 8, column
+    return above // (ROWS // HIGH), (above % (ROWS // HIGH)) * HIGH + i % HIGH, column
 
 
 @triton.jit
@@ -56,14 +62,14 @@ def move_tiles(
     IN_ORDER: tl.constexpr,
     UNPACK: tl.constexpr,
     MEET: tl.constexpr,
-    AHEAD: tl.constexpr,  # the next expert is read before the wait, else after the write
+    AHEAD: tl.constexpr,  # the next expert is read while one waits to write this one, else after the write
 ):
     member = tl.program_id(0) % MEMBERS
     group = tl.program_id(0) // MEMBERS
     i = tl.arange(0, ITEMS)
     item = member * STEP + i
     here = (i < STEP) & (item < N * PIECES)
-    tile, line, piece = _item(item, PIECES, 16)
+    tile, line, piece = _item(item, PIECES, 16, 8)
     row = _rows(rows_ptr, tile, line, here, 16, IN_ORDER)
     word = tl.arange(0, 4)[None, :]
     raw_at = (row * PIECES + piece)[:, None] * 4 + word
@@ -76,20 +82,28 @@ def move_tiles(
         source, source_at, target, target_at = raw_ptr, raw_at, packed_ptr, packed_at
     content = tl.load(source + group * size + source_at, mask=inside)
     following = content
+    if MEET:
+        _arrive(counters_ptr + group)
+        if AHEAD:
+            after = group + GROUPS
+            following = tl.load(source + after * size + source_at, mask=inside & (after < E))
     arrivals = 0
     for expert in range(group, E, GROUPS):
-        after = expert + GROUPS
         if MEET:
-            if AHEAD:
-                following = tl.load(source + after * size + source_at, mask=inside & (after < E))
             arrivals += MEMBERS
-            _meet(counters_ptr + group, arrivals)
+            _await(counters_ptr + group, arrivals)
+            if AHEAD:  # the next one's, before this one's bytes go out: nobody arrives twice in between
+                _arrive(counters_ptr + group)
         else:
             tl.debug_barrier()  # every thread has read before one overwrites it
         tl.store(target + expert * size + target_at, content, mask=inside)
-        if MEET and not AHEAD:
-            following = tl.load(source + after * size + source_at, mask=inside & (after < E))
         content = following
+        if MEET:
+            after = expert + (2 * GROUPS if AHEAD else GROUPS)
+            following = tl.load(source + after * size + source_at, mask=inside & (after < E))
+            if not AHEAD:
+                content = following
+                _arrive(counters_ptr + group)
 
 
 @triton.jit
@@ -123,14 +137,27 @@ def _store_pair(at, a, b, first, second, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _four(at, mask):
-    """The four words of an item, packed."""
-    return (
-        tl.load(at, mask=mask),
-        tl.load(at + 16, mask=mask),
-        tl.load(at + 32, mask=mask),
-        tl.load(at + 48, mask=mask),
-    )
+def _words(
+    raw,
+    upper_at,
+    lower_at,
+    packed,
+    first,
+    second,
+    UNPACK: tl.constexpr,
+    EVEN: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    """The four words of an item."""
+    if UNPACK:
+        a = tl.load(packed, mask=first)
+        b = tl.load(packed + 16, mask=first)
+        c = tl.load(packed + 32, mask=first)
+        d = tl.load(packed + 48, mask=first)
+    else:
+        a, c = _pair(raw + upper_at, first, second, EVEN, PAD)
+        b, d = _pair(raw + lower_at, first, second, EVEN, PAD)
+    return a, b, c, d
 
 
 @triton.jit
@@ -149,7 +176,7 @@ def move_swizzled(
     IN_ORDER: tl.constexpr,
     UNPACK: tl.constexpr,
     MEET: tl.constexpr,
-    AHEAD: tl.constexpr,  # the next expert is read before the wait, else after the write
+    AHEAD: tl.constexpr,  # the next expert is read while one waits to write this one, else after the write
     EVEN: tl.constexpr,  # WORDS is even
     PAD: tl.constexpr,
 ):
@@ -159,7 +186,7 @@ def move_swizzled(
     i = tl.arange(0, ITEMS)
     item = member * STEP + i
     here = (i < STEP) & (item < N // 2 * width)
-    block, line, pair = _item(item, width, 16)
+    block, line, pair = _item(item, width, 16, 8)
     upper = _rows(rows_ptr, block, line, here, 32, IN_ORDER)
     lower = _rows(rows_ptr, block, line + 16, here, 32, IN_ORDER)
     if EVEN:
@@ -172,28 +199,25 @@ def move_swizzled(
     packed_size = tl.cast(N, tl.int64) * width * 2
     raw = raw_ptr + group * raw_size
     packed = packed_ptr + group * packed_size + packed_at
-    if UNPACK:
-        a, b, c, d = _four(packed, here)
-    else:
-        a, c = _pair(raw + upper_at, here, second, EVEN, PAD)
-        b, d = _pair(raw + lower_at, here, second, EVEN, PAD)
+    a, b, c, d = _words(raw, upper_at, lower_at, packed, here, second, UNPACK, EVEN, PAD)
     next_a, next_b, next_c, next_d = a, b, c, d
+    if MEET:
+        _arrive(counters_ptr + group)
+        if AHEAD:
+            after = group + GROUPS
+            raw = raw_ptr + after * raw_size
+            packed = packed_ptr + after * packed_size + packed_at
+            first, then = here & (after < E), second & (after < E)
+            next_a, next_b, next_c, next_d = _words(
+                raw, upper_at, lower_at, packed, first, then, UNPACK, EVEN, PAD
+            )
     arrivals = 0
     for expert in range(group, E, GROUPS):
-        after = expert + GROUPS
-        first, then = here & (after < E), second & (after < E)
         if MEET:
-            if AHEAD:
-                if UNPACK:
-                    next_a, next_b, next_c, next_d = _four(
-                        packed_ptr + after * packed_size + packed_at, first
-                    )
-                else:
-                    raw = raw_ptr + after * raw_size
-                    next_a, next_c = _pair(raw + upper_at, first, then, EVEN, PAD)
-                    next_b, next_d = _pair(raw + lower_at, first, then, EVEN, PAD)
             arrivals += MEMBERS
-            _meet(counters_ptr + group, arrivals)
+            _await(counters_ptr + group, arrivals)
+            if AHEAD:  # as in move_tiles
+                _arrive(counters_ptr + group)
         else:
             tl.debug_barrier()
         raw = raw_ptr + expert * raw_size
@@ -209,16 +233,18 @@ def move_swizzled(
             tl.store(packed + 16, w1, mask=here)
             tl.store(packed + 32, w2, mask=here)
             tl.store(packed + 48, w3, mask=here)
-        if MEET and not AHEAD:
-            if UNPACK:
-                next_a, next_b, next_c, next_d = _four(
-                    packed_ptr + after * packed_size + packed_at, first
-                )
-            else:
-                raw = raw_ptr + after * raw_size
-                next_a, next_c = _pair(raw + upper_at, first, then, EVEN, PAD)
-                next_b, next_d = _pair(raw + lower_at, first, then, EVEN, PAD)
         a, b, c, d = next_a, next_b, next_c, next_d
+        if MEET:
+            after = expert + (2 * GROUPS if AHEAD else GROUPS)
+            raw = raw_ptr + after * raw_size
+            packed = packed_ptr + after * packed_size + packed_at
+            first, then = here & (after < E), second & (after < E)
+            next_a, next_b, next_c, next_d = _words(
+                raw, upper_at, lower_at, packed, first, then, UNPACK, EVEN, PAD
+            )
+            if not AHEAD:
+                a, b, c, d = next_a, next_b, next_c, next_d
+                _arrive(counters_ptr + group)
 
 
 @triton.jit
@@ -237,14 +263,15 @@ def move_n32k4(
     IN_ORDER: tl.constexpr,
     UNPACK: tl.constexpr,
     MEET: tl.constexpr,
-    AHEAD: tl.constexpr,  # the next expert is read before the wait, else after the write
+    AHEAD: tl.constexpr,  # the next expert is read while one waits to write this one, else after the write
+    HIGH: tl.constexpr,  # of 32 neighbouring items, so many are in one column
 ):
     member = tl.program_id(0) % MEMBERS
     group = tl.program_id(0) // MEMBERS
     i = tl.arange(0, ITEMS)
     item = member * STEP + i
     here = (i < STEP) & (item < N * WORDS)
-    block, line, word = _item(item, WORDS, 32)
+    block, line, word = _item(item, WORDS, 32, HIGH)
     row = _rows(rows_ptr, block, line, here, 32, IN_ORDER)
     raw_at = row * WORDS + word
     packed_at = (block * WORDS + word) * 32 + line
@@ -255,17 +282,25 @@ def move_n32k4(
         source, source_at, target, target_at = raw_ptr, raw_at, packed_ptr, packed_at
     content = tl.load(source + group * size + source_at, mask=here)
     following = content
+    if MEET:
+        _arrive(counters_ptr + group)
+        if AHEAD:
+            after = group + GROUPS
+            following = tl.load(source + after * size + source_at, mask=here & (after < E))
     arrivals = 0
     for expert in range(group, E, GROUPS):
-        after = expert + GROUPS
         if MEET:
-            if AHEAD:
-                following = tl.load(source + after * size + source_at, mask=here & (after < E))
             arrivals += MEMBERS
-            _meet(counters_ptr + group, arrivals)
+            _await(counters_ptr + group, arrivals)
+            if AHEAD:  # the next one's, before this one's bytes go out: nobody arrives twice in between
+                _arrive(counters_ptr + group)
         else:
             tl.debug_barrier()
         tl.store(target + expert * size + target_at, content, mask=here)
-        if MEET and not AHEAD:
-            following = tl.load(source + after * size + source_at, mask=here & (after < E))
         content = following
+        if MEET:
+            after = expert + (2 * GROUPS if AHEAD else GROUPS)
+            following = tl.load(source + after * size + source_at, mask=here & (after < E))
+            if not AHEAD:
+                content = following
+                _arrive(counters_ptr + group)

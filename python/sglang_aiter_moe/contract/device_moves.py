@@ -138,7 +138,8 @@ def move_scales(
     work = _Work(raw, packed, order, items, BLOCK_ROWS, 16 if swizzled else 4, packing, kind=4)
     kernel = move_swizzled if swizzled else move_n32k4
     even = words % 2 == 0
-    extra = {"EVEN": even, "PAD": pad * 0x01010101} if swizzled else {}
+    # Whole sectors of 32 bytes where it is written: 8 rows of a packed column, or 8 words of a raw row.
+    extra = {"EVEN": even, "PAD": pad * 0x01010101} if swizzled else {"HIGH": 8 if packing else 4}
     word = torch.int64 if swizzled and even else torch.int32
 
     def launch(raw: torch.Tensor, packed: torch.Tensor, part: _Part) -> None:

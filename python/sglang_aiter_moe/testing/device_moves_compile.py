@@ -28,7 +28,7 @@ _SWIZZLED = {
     "EVEN": True,
     "PAD": 0x7F7F7F7F,
 }
-_N32K4 = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False, "AHEAD": False}
+_N32K4 = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False, "AHEAD": False, "HIGH": 8}
 _TOGETHER = {"ITEMS": moves.TOGETHER[16].held // 16, "IN_ORDER": False, "MEET": True, "AHEAD": True}
 _SCALES_TOGETHER = _SWIZZLED | {"ITEMS": moves.TOGETHER[4].held // 16, "MEET": True, "AHEAD": True}
 

@@ -1,8 +1,14 @@
-"""Captured CUDA graphs: the correction bias changes, only the graph replays, a float64 reference decides."""
+"""``python -m sglang_aiter_moe.testing.routing_graphs [I/N]``: captured CUDA graphs under a bias that changes.
+
+The bias changes, only the graph replays, a float64 reference decides. Prints a JSON line for each combination (of
+the I-th of N parts, which may run side by side).
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 
 import torch
 
@@ -123,6 +129,10 @@ def combinations() -> list[tuple[str, str, str, str, str]]:
     ]
 
 
-def run_all() -> list[dict]:
-    """Every combination; see :func:`replay_after_change`."""
-    return [replay_after_change(*combination) for combination in combinations()]
+def main(part: int = 0, parts: int = 1) -> None:
+    for combination in combinations()[part::parts]:
+        print(json.dumps(replay_after_change(*combination)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*(int(n) for n in sys.argv[1].split("/")) if len(sys.argv) > 1 else ())

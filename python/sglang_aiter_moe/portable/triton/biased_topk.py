@@ -25,6 +25,9 @@ import triton.language as tl
 
 from ...errors import ContractError
 
+THRESHOLDS = ("sort", "count", "lanes")
+"""How the ``K``-th largest choice is found."""
+
 _MAX_EXPERTS = 4096  # a program holds one row in registers
 
 _LOWEST = tl.constexpr(-(1 << 31))
@@ -167,19 +170,9 @@ def _counts(choice, low, middle, high):
 
 
 @triton.jit
-def _counted_threshold(choice, K: tl.constexpr):
-    """``low <= high`` with at least ``K`` choices from ``low`` on, fewer than ``K`` above ``high``; equal if possible.
-
-    By counting: three bounds a step, each step a quarter of the interval of the one before.
-    """
-    top = tl.max(choice, axis=0)
-    low, middle, high = top - 64.0, top - 2.0, top - 0.25
-    n_low, n_middle, n_high = _counts(choice, low, middle, high)
-    left = tl.where(n_high >= K, high, tl.where(n_middle >= K, middle, low))
-    right = tl.where(n_high >= K, top, tl.where(n_middle >= K, high, middle))
-    right = tl.where(n_low >= K, right, low)
-    left = tl.where(n_low >= K, left, -float("inf"))
-    steps = tl.where(n_low >= K, 14, 0)
+def _narrowed(choice, left, right, steps, K: tl.constexpr):
+    """Quarters ``[left, right]``, with at least ``K`` choices from ``left`` on and fewer above ``right``, until one
+    bound has exactly ``K``."""
     while steps > 0:
         quarter = (right - left) * 0.25
         low, middle, high = left + quarter, left + 2 * quarter, left + 3 * quarter
@@ -195,6 +188,49 @@ def _counted_threshold(choice, K: tl.constexpr):
         # Closer than the margin, float64 has to decide anyway.
         steps = tl.where(right - left <= _margin(left), 0, steps - 1)
     return left, right
+
+
+@triton.jit
+def _counted_threshold(choice, K: tl.constexpr):
+    """``low <= high`` with at least ``K`` choices from ``low`` on, fewer than ``K`` above ``high``; equal if possible.
+
+    By counting: three bounds a step, each step a quarter of the interval of the one before.
+    """
+    top = tl.max(choice, axis=0)
+    low, middle, high = top - 64.0, top - 2.0, top - 0.25
+    n_low, n_middle, n_high = _counts(choice, low, middle, high)
+    left = tl.where(n_high >= K, high, tl.where(n_middle >= K, middle, low))
+    right = tl.where(n_high >= K, top, tl.where(n_middle >= K, high, middle))
+    right = tl.where(n_low >= K, right, low)
+    left = tl.where(n_low >= K, left, -float("inf"))
+    return _narrowed(choice, left, right, tl.where(n_low >= K, 14, 0), K)
+
+
+@triton.jit
+def _lane_threshold(choice, K: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr):
+    """The same bounds, counted from the ``K``-th largest of the lanes' maxima on, which few choices exceed.
+
+    A lane is what one thread holds: four neighbours, every ``4 * LANES``.
+    """
+    WIDE: tl.constexpr = 4 if choice.shape[0] >= 4 * LANES else choice.shape[0] // LANES
+    lanes = tl.reshape(choice, [choice.shape[0] // (LANES * WIDE), LANES, WIDE])
+    best = _ordered(tl.max(tl.max(lanes, axis=2), axis=0))
+    best = tl.topk(best, SLOTS) if LANES > SLOTS else tl.sort(best, descending=True)
+    left = _float(tl.max(tl.where(tl.arange(0, SLOTS) == K - 1, best, _LOWEST), axis=0))
+    top = _float(tl.max(best, axis=0))
+    apart = top - left
+    low, middle, high = left, left + apart * 0.0625, left + apart * 0.1875
+    n_low, n_middle, n_high = _counts(choice, low, middle, high)
+    found = (n_low == K) | (n_middle == K) | (n_high == K)
+    right = tl.where(n_middle < K, middle, tl.where(n_high < K, high, top))
+    left = tl.where(n_high >= K, high, tl.where(n_middle >= K, middle, low))
+    # No step for infinite ones, of which the interval is no number.
+    finite = (apart >= 0) & (apart < float("inf"))
+    left = tl.where(finite, left, low)
+    right = tl.where(found, left, tl.where(finite, right, top))
+    return _narrowed(
+        choice, left, right, tl.where(finite & (right - left > _margin(left)), 14, 0), K
+    )
 
 
 @triton.jit
@@ -254,7 +290,8 @@ def _biased_topk(
     GROUP: tl.constexpr,
     SLOTS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    COUNTING: tl.constexpr,  # how the threshold is found
+    THRESHOLD: tl.constexpr,  # how it is found: an index of THRESHOLDS
+    LANES: tl.constexpr,
     PTX: tl.constexpr,
 ):
     if PDL:
@@ -291,10 +328,13 @@ def _biased_topk(
             )
             kept = tl.broadcast_to(kept[:, None], [GROUPS, GROUP])
             stays = live & tl.reshape(kept, [POSITIONS])
-        if COUNTING:
+        if THRESHOLD == 0:
+            low, high = _sorted_threshold(choice, stays, TOPK, SLOTS)
+        elif THRESHOLD == 1:
             low, high = _counted_threshold(tl.where(stays, choice, -float("inf")), TOPK)
         else:
-            low, high = _sorted_threshold(choice, stays, TOPK, SLOTS)
+            alive = tl.where(stays, choice, -float("inf"))
+            low, high = _lane_threshold(alive, TOPK, SLOTS, LANES)
         # An infinite bound makes NaN, of which no comparison is true.
         chosen = (stays & ~(choice < low - _margin(low))).to(tl.int32)
         count, total, least = _totals(chosen != 0, score)
@@ -357,12 +397,12 @@ def biased_topk_triton(
     shared_weight: float,
     num_warps: int | None = None,
     pdl: bool | None = None,
-    counting: bool | None = None,
+    threshold: str | None = None,
 ) -> None:
     """:func:`portable.routing.biased_topk` into ``out``; the arguments are checked already.
 
-    ``num_warps``, ``pdl`` (programmatic dependent launch, NVIDIA from sm_90 on) and ``counting`` (the threshold
-    by counting, else by sorting) are for measuring; None takes what was measured best.
+    ``num_warps``, ``pdl`` (programmatic dependent launch, NVIDIA from sm_90 on) and ``threshold`` (one of
+    :data:`THRESHOLDS`) are for measuring; None takes what was measured best.
     """
     tokens, experts = logits.shape
     if experts > _MAX_EXPERTS:
@@ -380,10 +420,12 @@ def biased_topk_triton(
     counted = isinstance(num_tokens, torch.Tensor)
     # Measured on an H200 (docs/performance.md).
     small = groups_block * group_block <= 512
-    if counting is None:
-        counting = tokens > 512 or not small
+    if threshold is None:
+        threshold = "count" if tokens > 512 or not small else "sort"
+    if experts >= 1024:
+        threshold = "sort"  # a count has ten bits
     if num_warps is None:
-        num_warps = 1 if small and counting else 4
+        num_warps = 1 if small and threshold == "count" else 4
     if pdl is None:
         pdl = _has_pdl(logits.device)
     with torch.cuda.device_of(logits):
@@ -418,7 +460,8 @@ def biased_topk_triton(
             GROUP=group_block,
             SLOTS=slots_block,
             COLUMNS=triton.next_power_of_2(ids.shape[1]),
-            COUNTING=counting and experts < 1024,
+            THRESHOLD=THRESHOLDS.index(threshold),
+            LANES=max(min(32 * num_warps, groups_block * group_block), slots_block),
             PTX=_runs_ptx(logits.device),
             num_warps=num_warps,
             **({"launch_pdl": True} if pdl else {}),

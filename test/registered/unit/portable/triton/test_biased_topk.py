@@ -25,7 +25,10 @@ register_cpu_ci(est_time=120, suite="base-a-test-cpu")
 register_cuda_ci(est_time=60, stage="base-a", runner_config="1-gpu-small")
 
 pytest.importorskip("triton")
-from sglang_aiter_moe.portable.triton.biased_topk import biased_topk_triton  # noqa: E402
+from sglang_aiter_moe.portable.triton.biased_topk import (  # noqa: E402
+    THRESHOLDS,
+    biased_topk_triton,
+)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -71,9 +74,9 @@ def test_more_experts_than_a_program_holds():
 
 
 @pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64), ("hip", "gfx950", 64)])
-@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_compiles_without_local_memory(shape, counting, target):
+def test_compiles_without_local_memory(shape, threshold, target):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -92,7 +95,8 @@ def test_compiles_without_local_memory(shape, counting, target):
         "GROUP": 1 << (experts // groups - 1).bit_length(),
         "SLOTS": topk,
         "COLUMNS": topk,
-        "COUNTING": counting,
+        "THRESHOLD": THRESHOLDS.index(threshold),
+        "LANES": 4 * target[2],
         "PTX": target[0] == "cuda",
     }
     types = {"logits_ptr": "*bf16", "bias_ptr": "*fp32", "weights_ptr": "*fp32"}
@@ -119,9 +123,9 @@ def test_a_graph_that_only_replays_follows_the_bias(combination):
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("spread", [2.0, 1e-6, 20.0])
-def test_many_random_rows_on_the_gpu(counting, spread):
+def test_many_random_rows_on_the_gpu(threshold, spread):
     # Compared with torch.topk in float64, so that 4096 rows cost nothing; by value, since bf16 pairs tie exactly.
     # A spread of 1e-6 leaves most rows to float64, one of 20 saturates many scores.
     out = torch.empty(4096, 16, device="cuda"), torch.empty(4096, 16, device="cuda").int()
@@ -141,7 +145,7 @@ def test_many_random_rows_on_the_gpu(counting, spread):
             )
             bias = torch.randn(896, device="cuda") * min(0.1, spread) + offset
             bias = bias.to(getattr(torch, bias_dtype))
-            biased_topk_triton(logits, bias, 16, out, counting=counting, **options)
+            biased_topk_triton(logits, bias, 16, out, threshold=threshold, **options)
             weights, ids = out[0], out[1].long()
             assert (ids.diff(dim=1) > 0).all(), "ascending, none twice"
             scores = logits.double().sigmoid()
