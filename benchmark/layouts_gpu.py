@@ -7,7 +7,8 @@ Each round runs a device copy of the same bytes, the plain form, ``pack`` into a
 torch's copies and by the Triton kernels, and ``unpack`` in place, one after another; a figure is the median over
 the rounds by CUDA events, behind a kernel that keeps the GPU busy until the call is enqueued, so that it is the
 GPU's time. Torch's copies, one launch an expert, take longer to enqueue than that. ``of_copy`` is the copy's time over
-the form's; peak is what the allocator held beyond the tensors given.
+the form's; peak is what the allocator held beyond the tensors given. Each ``--together`` is one more form in place,
+where programs wait for each other.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from layouts import CASES, plain_scale, plain_weight
 
 from sglang_aiter_moe.contract import SCALE_LAYOUTS, WEIGHT_LAYOUTS, _bytes, device_moves
+from sglang_aiter_moe.contract.device_moves import Limits
 
 #: About 2 ms: longer than the host takes to enqueue a kernel.
 BUSY_CYCLES = 4_000_000
@@ -41,6 +43,11 @@ def milliseconds(call: Callable[[], object]) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end)
+
+
+def shown(limits: Limits) -> str:
+    """As ``--together`` takes it."""
+    return f"{limits.held >> 10} {limits.warps} {limits.beside} {limits.ahead:d} {limits.registers or 0}"
 
 
 def peak(call: Callable[[], object]) -> int:
@@ -61,7 +68,21 @@ def with_kernels(call: Callable[[], object], switch: bool) -> Callable[[], objec
     return run
 
 
-def run_case(name: str, experts: int, rounds: int) -> dict[str, object]:
+def with_limits(call: Callable[[], object], unit: int, limits: Limits) -> Callable[[], object]:
+    def run() -> object:
+        before = device_moves.TOGETHER[unit]
+        device_moves.TOGETHER[unit] = limits
+        try:
+            return call()
+        finally:
+            device_moves.TOGETHER[unit] = before
+
+    return run
+
+
+def run_case(
+    name: str, experts: int, rounds: int, others: list[tuple[int, Limits]], switches: list[bool]
+) -> dict[str, object]:
     kind, layout_name, rows, width = CASES[name]
     columns = width // 2 if kind == "weight" else width // 32
     layout = (WEIGHT_LAYOUTS if kind == "weight" else SCALE_LAYOUTS)[layout_name]
@@ -71,29 +92,43 @@ def run_case(name: str, experts: int, rounds: int) -> dict[str, object]:
     other = torch.empty_like(raw)
     given = torch.zeros(layout.packed_shape(shape), dtype=torch.uint8, device="cuda")
     forms = {"copy": lambda: other.copy_(raw), "plain": lambda: plain(raw, layout_name)}
-    for switch, label in ((False, "torch"), (True, "triton")):
-        forms[f"given, {label}"] = with_kernels(lambda: layout.pack(raw, out=given), switch)
+    labels = {False: "torch", True: "triton"}
+    for switch in switches:
+        forms[f"given, {labels[switch]}"] = with_kernels(
+            lambda: layout.pack(raw, out=given), switch
+        )
     want = plain(raw, layout_name).reshape(-1)
-    for form in ("given, torch", "given, triton"):
+    for form in [form for form in forms if form.startswith("given")]:
         given.zero_()
         forms[form]()
         if not torch.equal(given.view(-1)[: want.numel()], want):
             raise AssertionError(f"{name}, {form}: differs from the plain form")
     if given.numel() == raw.numel():
-        for switch, label in ((False, "torch"), (True, "triton")):
+        for switch in switches:
             once = raw.clone()
             pack = with_kernels(lambda t=once: layout.pack(t, out=t.view(given.shape)), switch)
             pack()
             if not torch.equal(once.view(-1), want):
-                raise AssertionError(f"{name}, in place, {label}: differs from the plain form")
-            forms[f"in place, {label}"] = pack
+                raise AssertionError(f"{name}, in place, {labels[switch]}: not as the plain form")
+            forms[f"in place, {labels[switch]}"] = pack
         extra = () if kind == "weight" else (shape,)
-        forms["unpack in place, triton"] = with_kernels(
-            lambda t=once: layout.unpack(t.view(given.shape), *extra, t), True
-        )
-        forms["unpack in place, triton"]()
+        unpack = with_kernels(lambda t=once: layout.unpack(t.view(given.shape), *extra, t), True)
+        unpack()
         if not torch.equal(once, raw):
             raise AssertionError(f"{name}: unpack does not restore the raw bytes")
+        forms["unpack in place, triton"] = unpack
+        unit = 16 if kind == "weight" else 4
+        for limits in [
+            limits for its, limits in others if its == unit and "separ" not in layout_name
+        ]:
+            pair = with_limits(pack, unit, limits), with_limits(unpack, unit, limits)
+            for _ in range(3):
+                pair[0]()
+                right = torch.equal(once.view(-1), want)
+                pair[1]()
+                if not right or not torch.equal(once, raw):
+                    raise AssertionError(f"{name}, in place, {limits}: not as the plain form")
+            forms[f"in place, {shown(limits)}"], forms[f"unpack in place, {shown(limits)}"] = pair
     del want
     memory = {form: peak(call) for form, call in forms.items()}
     for call in forms.values():
@@ -121,24 +156,28 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--commit", help="what is measured, for the record")
     parser.add_argument("--json", metavar="FILE", required=True)
+    parser.add_argument("--kernels-only", action="store_true", help="leave out torch's copies")
     parser.add_argument(
         "--together",
-        nargs=5,
+        nargs=6,
         action="append",
         type=int,
         default=[],
-        metavar=("UNIT", "KIB", "WARPS", "BESIDE", "AHEAD"),
-        help="other limits for programs that wait for each other: 16 (weights) or 4 (scales), ...",
+        metavar=("UNIT", "KIB", "WARPS", "BESIDE", "AHEAD", "REGISTERS"),
+        help="other limits for programs that wait for each other: 16 (weights) or 4 (scales), ...; 0 registers: any",
     )
     options = parser.parse_args()
-    for unit, kib, warps, beside, ahead in options.together:
-        device_moves.TOGETHER[unit] = device_moves.Limits(kib << 10, warps, beside, bool(ahead))
+    others = [
+        (unit, Limits(kib << 10, warps, beside, bool(ahead), registers or None))
+        for unit, kib, warps, beside, ahead, registers in options.together
+    ]
     if not torch.cuda.is_available():
         print("no GPU here", file=sys.stderr)
         return 2
     cases = []
+    switches = [True] if options.kernels_only else [False, True]
     for name in CASES:
-        cases.append(run_case(name, options.experts, options.rounds))
+        cases.append(run_case(name, options.experts, options.rounds, others, switches))
         print(name, cases[-1]["of_copy"], cases[-1]["peak_bytes"])
     result = {
         "benchmark": "layouts_gpu",

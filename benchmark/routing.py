@@ -150,19 +150,16 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / statistics.median(times[2:]) / 1e9
 
 
-def routers_for(shape: str, peers: dict, variants: bool) -> dict:
+def routers_for(shape: str, peers: dict, variants: list[str]) -> dict:
     routers = {"fused": fused(), "eager": eager} | peers
     if SHAPES[shape][2] == 1:
         routers.pop("flashinfer", None)  # takes at most 384 experts in one group
         routers.pop("sglang-compiled", None)  # SGLang takes its fused routers for this shape
     else:
         routers.pop("sglang-triton", None)  # the same as "sglang" here
-    if variants:
-        routers |= {
-            f"fused-{threshold}-{w}w": fused(w, threshold)
-            for w in (1, 2, 4, 8)
-            for threshold in THRESHOLDS
-        }
+    for variant in variants:
+        threshold, _, warps = variant.partition("-")
+        routers[f"fused, {variant}"] = fused(int(warps), threshold)
     return routers
 
 
@@ -180,7 +177,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=lambda s: [int(n) for n in s.split(",")], default=TOKENS)
     parser.add_argument("--dtypes", type=int, default=len(DTYPES), help="the first so many pairs")
     parser.add_argument(
-        "--variants", action="store_true", help="also time each threshold with 1 to 8 warps"
+        "--variants",
+        type=lambda s: s.split(","),
+        default=[],
+        help=f"also time these forms of the kernel: one of {', '.join(THRESHOLDS)}, '-', warps",
     )
     parser.add_argument(
         "--compile-only", metavar="I/N", help="only compile the I-th of N parts, to fill the cache"

@@ -36,12 +36,14 @@ class Limits:
         warps: of a program.
         beside: programs on one processor at the same time, of those that wait for each other.
         ahead: these read their next expert before they wait.
+        registers: of a thread at most, so that more programs run beside each other.
     """
 
     held: int
     warps: int
     beside: int = 1
     ahead: bool = False
+    registers: int | None = None
 
 
 #: By the bytes of a move's unit of alignment, 16 for weights and 4 for scales: programs apart from all others,
@@ -87,7 +89,7 @@ def move_weights(
     """
     raw, packed = (source, target) if packing else (target, source)
     pieces = source.shape[2] // 16
-    work = _Work(raw, packed, tuple(rows.tolist()), TILE * pieces, TILE, 16, packing)
+    work = _Work(raw, packed, tuple(rows.tolist()), TILE, TILE, pieces, 16, packing)
 
     def launch(raw: torch.Tensor, packed: torch.Tensor, part: _Part) -> None:
         move_tiles[(part.members * part.groups,)](
@@ -100,7 +102,6 @@ def move_weights(
             pieces,
             part.members,
             part.groups,
-            part.step,
             IN_ORDER=work.in_order,
             UNPACK=not packing,
             **part.options,
@@ -131,16 +132,15 @@ def move_scales(
     """
     experts, _, k = raw.shape
     words = k // 4
-    # An item is one word of a row; swizzled, two words of two rows.
-    items = BLOCK_ROWS // 2 * triton.cdiv(words, 2) if swizzled else BLOCK_ROWS * words
+    # An item is two words of a row; swizzled, of two rows.
+    high, item_bytes = (BLOCK_ROWS // 2, 16) if swizzled else (BLOCK_ROWS, 8)
+    wide = triton.cdiv(words, 2)
     packed = packed.view(experts, -1)
     order = tuple(rows.tolist())
-    work = _Work(raw, packed, order, items, BLOCK_ROWS, 16 if swizzled else 4, packing, kind=4)
+    work = _Work(raw, packed, order, BLOCK_ROWS, high, wide, item_bytes, packing, kind=4)
     kernel = move_swizzled if swizzled else move_n32k4
     even = words % 2 == 0
-    # Whole sectors of 32 bytes where it is written: 8 rows of a packed column, or 8 words of a raw row.
-    extra = {"EVEN": even, "PAD": pad * 0x01010101} if swizzled else {"HIGH": 8 if packing else 4}
-    word = torch.int64 if swizzled and even else torch.int32
+    word = torch.int64 if even else torch.int32
 
     def launch(raw: torch.Tensor, packed: torch.Tensor, part: _Part) -> None:
         kernel[(part.members * part.groups,)](
@@ -153,10 +153,10 @@ def move_scales(
             words,
             part.members,
             part.groups,
-            part.step,
             IN_ORDER=work.in_order,
             UNPACK=not packing,
-            **extra,
+            EVEN=even,
+            PAD=pad * 0x01010101,
             **part.options,
         )
 
@@ -168,14 +168,12 @@ class _Part:
     """How one launch is divided.
 
     Attributes:
-        step: items of a program.
         members: programs of one expert.
         groups: experts at a time.
         options: of the launch.
         counters: where the members of each group meet before they write; None if they need not.
     """
 
-    step: int
     members: int
     groups: int
     options: dict[str, Any]
@@ -190,16 +188,18 @@ class _Work:
         raw: torch.Tensor,
         packed: torch.Tensor,
         order: tuple[int, ...],
-        unit_items: int,
         unit_rows: int,
+        high: int,
+        wide: int,
         item_bytes: int,
         packing: bool,
         *,
         kind: int = 16,
     ) -> None:
         self.raw, self.packed, self.packing, self.kind = raw, packed, packing, kind
-        self.unit_items, self.item_bytes = unit_items, item_bytes
-        self.items = len(order) // unit_rows * unit_items
+        self.wide, self.item_bytes = triton.next_power_of_2(wide), item_bytes
+        self.unit_items = high * self.wide
+        self.items = len(order) // unit_rows * self.unit_items
         self.rows = _int32(order, raw.device)
         self.in_order = order == tuple(range(len(order)))
         self.in_place = raw.data_ptr() == packed.data_ptr()
@@ -221,12 +221,19 @@ class _Work:
             launch(raw, packed, self._part(alone, 1))
 
     def _part(self, limits: Limits, groups: int) -> _Part:
-        step = min(limits.held // self.item_bytes, self.items)
-        if self.in_place:  # whole units
-            step = max(step // self.unit_items, 1) * self.unit_items
-        padded = triton.next_power_of_2(step)
-        options = {"ITEMS": padded, "MEET": False, "AHEAD": False, "num_warps": limits.warps}
-        return _Part(step, triton.cdiv(self.items, step), groups, options)
+        most = max(limits.held // self.item_bytes, 1)
+        items = min(1 << most.bit_length() - 1, triton.next_power_of_2(self.items))
+        # Eight rows at least of one column; in place whole units.
+        items = max(items, self.unit_items if self.in_place else 8)
+        options = {
+            "ITEMS": items,
+            "WIDE": self.wide,
+            "LANES": min(32 * limits.warps, items),
+            "MEET": False,
+            "AHEAD": False,
+            "num_warps": limits.warps,
+        }
+        return _Part(triton.cdiv(self.items, items), groups, options)
 
     def _run_together(self, launch: Callable[[torch.Tensor, torch.Tensor, _Part], None]) -> bool:
         """Launches programs that are all on the GPU at once, so that they may wait for each other."""
@@ -240,6 +247,8 @@ class _Work:
         if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip:
             return False
         part.options |= {"MEET": True, "AHEAD": limits.ahead, "launch_cooperative_grid": True}
+        if limits.registers:
+            part.options["maxnreg"] = limits.registers
         for beside in range(limits.beside, 0, -1):
             at_once = beside * _processors(self.raw.device)
             part.groups = min(at_once // part.members, len(self.raw))

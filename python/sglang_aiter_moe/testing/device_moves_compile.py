@@ -18,19 +18,20 @@ _ARGUMENTS = {
     "rows_ptr": "i32",
     "counters_ptr": "i32",
 }
+_APART = {"IN_ORDER": False, "MEET": False, "AHEAD": False}
 #: K3 at TP8: w13 has 112 pieces of 16 bytes and 112 scales a row, w2 12 scales a row.
-_TILES = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False, "AHEAD": False}
-_SWIZZLED = {
-    "ITEMS": 512,
-    "IN_ORDER": False,
-    "MEET": False,
-    "AHEAD": False,
-    "EVEN": True,
-    "PAD": 0x7F7F7F7F,
-}
-_N32K4 = {"ITEMS": 2048, "IN_ORDER": False, "MEET": False, "AHEAD": False, "HIGH": 8}
-_TOGETHER = {"ITEMS": moves.TOGETHER[16].held // 16, "IN_ORDER": False, "MEET": True, "AHEAD": True}
-_SCALES_TOGETHER = _SWIZZLED | {"ITEMS": moves.TOGETHER[4].held // 16, "MEET": True, "AHEAD": True}
+_TILES = {"ITEMS": 2048, "WIDE": 128} | _APART
+_SWIZZLED = {"ITEMS": 1024, "WIDE": 16, "EVEN": True, "PAD": 0x7F7F7F7F} | _APART
+_N32K4 = _SWIZZLED | {"ITEMS": 2048}
+
+
+def _together(constants: dict, kind: int, item_bytes: int) -> dict:
+    limits = moves.TOGETHER[kind]
+    return constants | {
+        "ITEMS": limits.held // item_bytes,
+        "MEET": True,
+        "AHEAD": limits.ahead,
+    }
 
 
 def kernels() -> dict[str, tuple]:
@@ -39,7 +40,12 @@ def kernels() -> dict[str, tuple]:
     for way, unpack in (("pack", False), ("unpack", True)):
         for name, kernel, constants, warps in (
             ("tiles", moves.move_tiles, _TILES, moves.PACK[16].warps),
-            ("tiles, together", moves.move_tiles, _TOGETHER, moves.TOGETHER[16].warps),
+            (
+                "tiles, together",
+                moves.move_tiles,
+                _together(_TILES, 16, 16),
+                moves.TOGETHER[16].warps,
+            ),
             ("swizzled", moves.move_swizzled, _SWIZZLED, moves.PACK[4].warps),
             (
                 "swizzled, odd",
@@ -47,10 +53,16 @@ def kernels() -> dict[str, tuple]:
                 _SWIZZLED | {"EVEN": False},
                 moves.PACK[4].warps,
             ),
-            ("swizzled, together", moves.move_swizzled, _SCALES_TOGETHER, moves.TOGETHER[4].warps),
+            (
+                "swizzled, together",
+                moves.move_swizzled,
+                _together(_SWIZZLED, 4, 16),
+                moves.TOGETHER[4].warps,
+            ),
             ("n32k4", moves.move_n32k4, _N32K4, moves.PACK[4].warps),
         ):
-            found[f"{name}, {way}"] = kernel, constants | {"UNPACK": unpack}, warps
+            more = {"UNPACK": unpack, "LANES": 32 * warps}
+            found[f"{name}, {way}"] = kernel, constants | more, warps
     return found
 
 

@@ -71,11 +71,11 @@ def test_programs_that_wait_for_each_other_are_launched_as_such(monkeypatch):
         if len(seen) == 1:
             raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
 
-    work = device_moves._Work(raw, raw, order, 16 * 112, 16, 16, True)
+    work = device_moves._Work(raw, raw, order, 16, 16, 112, 16, True)
     assert work._run_together(launch)
     assert seen == [(24, 1, True), (24, 1, True)]  # 40, then 30 programs at once
     monkeypatch.setattr(device_moves, "_processors", lambda device: 5)
-    assert not device_moves._Work(raw, raw, order, 16 * 112, 16, 16, True)._run_together(launch)
+    assert not device_moves._Work(raw, raw, order, 16, 16, 112, 16, True)._run_together(launch)
 
 
 def test_another_error_of_a_launch_is_not_swallowed(monkeypatch):
@@ -89,7 +89,7 @@ def test_another_error_of_a_launch_is_not_swallowed(monkeypatch):
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        device_moves._Work(raw, raw, order, 16 * 112, 16, 16, True).run(launch)
+        device_moves._Work(raw, raw, order, 16, 16, 112, 16, True).run(launch)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
