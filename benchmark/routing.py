@@ -240,8 +240,8 @@ def main() -> None:
         row["bytes"] = bytes_moved
         report["results"].append(row)
         print(line(row), flush=True)
-    if args.json and not args.compile_only:
-        args.json.write_text(json.dumps(report) + "\n")
+        if args.json:  # as far as it has come, should the device be taken away
+            args.json.write_text(json.dumps(report) + "\n")
 
 
 def line(row: dict) -> str:
