@@ -117,7 +117,7 @@ def run_case(
         if not torch.equal(once, raw):
             raise AssertionError(f"{name}: unpack does not restore the raw bytes")
         forms["unpack in place, triton"] = unpack
-        unit = 16 if kind == "weight" else 4
+        unit = 16 if kind == "weight" else 8 if "n32k4" in layout_name else 4
         for limits in [
             limits for its, limits in others if its == unit and "separ" not in layout_name
         ]:
@@ -164,7 +164,7 @@ def main() -> int:
         type=int,
         default=[],
         metavar=("UNIT", "KIB", "WARPS", "BESIDE", "AHEAD", "REGISTERS"),
-        help="other limits for programs that wait for each other: 16 (weights) or 4 (scales), ...; 0 registers: any",
+        help="other limits for programs that wait for each other: a key of TOGETHER, ...; 0 registers: any",
     )
     options = parser.parse_args()
     others = [

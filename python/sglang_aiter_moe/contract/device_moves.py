@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import triton
 
-from sglang_aiter_moe.contract._device_kernels import move_n32k4, move_swizzled, move_tiles
+from sglang_aiter_moe.contract._device_kernels import move_tiles, move_tiles_apart
+from sglang_aiter_moe.contract._device_scale_kernels import move_n32k4, move_swizzled
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +47,18 @@ class Limits:
     registers: int | None = None
 
 
-#: By the bytes of a move's unit of alignment, 16 for weights and 4 for scales: programs apart from all others,
-#: packing and unpacking, and together with those of their expert. Measured on an H200 (docs/performance.md).
+#: By the bytes that one access moves of the packed form: 16 of weights, 4 of scales, 8 of n32k4's (two words). Programs
+#: apart from all others, packing and unpacking, and together with those of their expert. Measured on an H200
+#: (docs/performance.md); an expert's scales fit into one program of 128 KiB, which waits for nobody.
 PACK = {16: Limits(32 << 10, 4), 4: Limits(16 << 10, 4)}
 UNPACK = {16: Limits(8 << 10, 2), 4: Limits(4 << 10, 4)}
-TOGETHER = {16: Limits(32 << 10, 8, 3, True), 4: Limits(16 << 10, 4, 3, True)}
+TOGETHER = {
+    16: Limits(64 << 10, 8, 2, registers=128),
+    4: Limits(128 << 10, 32),
+    8: Limits(16 << 10, 8, 3, ahead=True, registers=80),
+}
+for _limits in (PACK, UNPACK):
+    _limits[8] = _limits[4]
 
 
 def takes_weights(*tensors: torch.Tensor) -> bool:
@@ -92,20 +100,14 @@ def move_weights(
     work = _Work(raw, packed, tuple(rows.tolist()), TILE, TILE, pieces, 16, packing)
 
     def launch(raw: torch.Tensor, packed: torch.Tensor, part: _Part) -> None:
-        move_tiles[(part.members * part.groups,)](
-            raw.view(torch.int32),
-            packed.view(torch.int32),
-            work.rows,
-            part.counters,
-            len(raw),
-            raw.shape[1],
-            pieces,
-            part.members,
-            part.groups,
-            IN_ORDER=work.in_order,
-            UNPACK=not packing,
-            **part.options,
-        )
+        pointers = raw.view(torch.int32), packed.view(torch.int32), work.rows
+        sizes = len(raw), raw.shape[1], pieces, part.members, part.groups
+        options = part.options | {"IN_ORDER": work.in_order, "UNPACK": not packing}
+        grid = (part.members * part.groups,)
+        if part.step:
+            move_tiles_apart[grid](*pointers, *sizes, part.step, **options)
+        else:
+            move_tiles[grid](*pointers, part.counters, *sizes, **options)
 
     work.run(launch)
 
@@ -137,7 +139,8 @@ def move_scales(
     wide = triton.cdiv(words, 2)
     packed = packed.view(experts, -1)
     order = tuple(rows.tolist())
-    work = _Work(raw, packed, order, BLOCK_ROWS, high, wide, item_bytes, packing, kind=4)
+    kind = 4 if swizzled else 8
+    work = _Work(raw, packed, order, BLOCK_ROWS, high, wide, item_bytes, packing, kind=kind)
     kernel = move_swizzled if swizzled else move_n32k4
     even = words % 2 == 0
     word = torch.int64 if even else torch.int32
@@ -171,12 +174,14 @@ class _Part:
         members: programs of one expert.
         groups: experts at a time.
         options: of the launch.
+        step: items of a program of ``move_tiles_apart``; 0 for the other kernels.
         counters: where the members of each group meet before they write; None if they need not.
     """
 
     members: int
     groups: int
     options: dict[str, Any]
+    step: int = 0
     counters: torch.Tensor | None = None
 
 
@@ -197,17 +202,15 @@ class _Work:
         kind: int = 16,
     ) -> None:
         self.raw, self.packed, self.packing, self.kind = raw, packed, packing, kind
-        self.wide, self.item_bytes = triton.next_power_of_2(wide), item_bytes
-        self.unit_items = high * self.wide
-        self.items = len(order) // unit_rows * self.unit_items
+        self.high, self.wide, self.item_bytes = high, wide, item_bytes
+        self.units = len(order) // unit_rows
         self.rows = _int32(order, raw.device)
         self.in_order = order == tuple(range(len(order)))
         self.in_place = raw.data_ptr() == packed.data_ptr()
 
     def run(self, launch: Callable[[torch.Tensor, torch.Tensor, _Part], None]) -> None:
-        alone = (PACK if self.packing else UNPACK)[self.kind]
         if not self.in_place or self.in_order:
-            launch(self.raw, self.packed, self._part(alone, len(self.raw)))
+            launch(self.raw, self.packed, self._apart(len(self.raw)))
             return
         if self._run_together(launch):
             return
@@ -218,22 +221,35 @@ class _Work:
             scratch.copy_(source[expert : expert + 1])
             one = target[expert : expert + 1]
             raw, packed = (scratch, one) if self.packing else (one, scratch)
-            launch(raw, packed, self._part(alone, 1))
+            launch(raw, packed, self._apart(1))
+
+    def _apart(self, groups: int) -> _Part:
+        limits = (PACK if self.packing else UNPACK)[self.kind]
+        if self.kind != 16:
+            return self._part(limits, groups)
+        unit, items = self.high * self.wide, self.units * self.high * self.wide
+        step = min(limits.held // self.item_bytes, items)
+        if self.in_place:  # whole units
+            step = max(step // unit, 1) * unit
+        options = {"ITEMS": triton.next_power_of_2(step), "num_warps": limits.warps}
+        return _Part(triton.cdiv(items, step), groups, options, step)
 
     def _part(self, limits: Limits, groups: int) -> _Part:
+        wide = triton.next_power_of_2(self.wide)
+        unit = self.high * wide
         most = max(limits.held // self.item_bytes, 1)
-        items = min(1 << most.bit_length() - 1, triton.next_power_of_2(self.items))
+        items = min(1 << most.bit_length() - 1, triton.next_power_of_2(self.units * unit))
         # Eight rows at least of one column; in place whole units.
-        items = max(items, self.unit_items if self.in_place else 8)
+        items = max(items, unit if self.in_place else 8)
         options = {
             "ITEMS": items,
-            "WIDE": self.wide,
+            "WIDE": wide,
             "LANES": min(32 * limits.warps, items),
             "MEET": False,
             "AHEAD": False,
             "num_warps": limits.warps,
         }
-        return _Part(triton.cdiv(self.items, items), groups, options)
+        return _Part(triton.cdiv(self.units * unit, items), groups, options)
 
     def _run_together(self, launch: Callable[[torch.Tensor, torch.Tensor, _Part], None]) -> bool:
         """Launches programs that are all on the GPU at once, so that they may wait for each other."""

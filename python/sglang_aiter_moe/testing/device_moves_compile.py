@@ -20,48 +20,35 @@ _ARGUMENTS = {
 }
 _APART = {"IN_ORDER": False, "MEET": False, "AHEAD": False}
 #: K3 at TP8: w13 has 112 pieces of 16 bytes and 112 scales a row, w2 12 scales a row.
-_TILES = {"ITEMS": 2048, "WIDE": 128} | _APART
+_TILES_APART = {"ITEMS": 2048, "IN_ORDER": False}
+_TILES = {"ITEMS": 4096, "WIDE": 128} | _APART
 _SWIZZLED = {"ITEMS": 1024, "WIDE": 16, "EVEN": True, "PAD": 0x7F7F7F7F} | _APART
+_EXPERT = _SWIZZLED | {"ITEMS": 8192}
 _N32K4 = _SWIZZLED | {"ITEMS": 2048}
 
 
-def _together(constants: dict, kind: int, item_bytes: int) -> dict:
-    limits = moves.TOGETHER[kind]
-    return constants | {
-        "ITEMS": limits.held // item_bytes,
-        "MEET": True,
-        "AHEAD": limits.ahead,
-    }
+def _meeting(constants: dict, kind: int) -> dict:
+    return constants | {"MEET": True, "AHEAD": moves.TOGETHER[kind].ahead}
 
 
 def kernels() -> dict[str, tuple]:
     """Name -> kernel, constants, warps."""
     found = {}
+    apart, together = moves.PACK[4].warps, moves.TOGETHER
     for way, unpack in (("pack", False), ("unpack", True)):
         for name, kernel, constants, warps in (
-            ("tiles", moves.move_tiles, _TILES, moves.PACK[16].warps),
-            (
-                "tiles, together",
-                moves.move_tiles,
-                _together(_TILES, 16, 16),
-                moves.TOGETHER[16].warps,
-            ),
-            ("swizzled", moves.move_swizzled, _SWIZZLED, moves.PACK[4].warps),
-            (
-                "swizzled, odd",
-                moves.move_swizzled,
-                _SWIZZLED | {"EVEN": False},
-                moves.PACK[4].warps,
-            ),
-            (
-                "swizzled, together",
-                moves.move_swizzled,
-                _together(_SWIZZLED, 4, 16),
-                moves.TOGETHER[4].warps,
-            ),
-            ("n32k4", moves.move_n32k4, _N32K4, moves.PACK[4].warps),
+            ("tiles", moves.move_tiles_apart, _TILES_APART, moves.PACK[16].warps),
+            ("tiles, together", moves.move_tiles, _meeting(_TILES, 16), together[16].warps),
+            ("swizzled", moves.move_swizzled, _SWIZZLED, apart),
+            ("swizzled, odd", moves.move_swizzled, _SWIZZLED | {"EVEN": False}, apart),
+            ("swizzled, expert", moves.move_swizzled, _EXPERT, together[4].warps),
+            ("swizzled, together", moves.move_swizzled, _meeting(_SWIZZLED, 4), together[4].warps),
+            ("n32k4", moves.move_n32k4, _N32K4, apart),
+            ("n32k4, together", moves.move_n32k4, _meeting(_N32K4, 8), together[8].warps),
         ):
-            more = {"UNPACK": unpack, "LANES": 32 * warps}
+            more = {"UNPACK": unpack}
+            if "WIDE" in constants:
+                more["LANES"] = min(32 * warps, constants["ITEMS"])
             found[f"{name}, {way}"] = kernel, constants | more, warps
     return found
 

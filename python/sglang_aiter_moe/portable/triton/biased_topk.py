@@ -5,7 +5,7 @@ order. Logits and bias are read in their own dtypes and widened in registers, so
 
 **What is compared.** ``choice = sigmoid(logit) + bias`` in float32, and only as far as float32 can tell: with
 ``t`` the ``K``-th largest, an expert above ``t + margin`` is chosen, one below ``t - margin`` is not. ``margin``
-(:func:`_margin`) is twice the most that a float32 choice differs from the float64 one. Where exactly ``K``
+(``choices.margin_of``) is twice the most that a float32 choice differs from the float64 one. Where exactly ``K``
 experts are left, that is the float64 answer. Where more are left (near ties, equal inputs, rows of NaN), those
 between the two bounds are ranked by the bits of their float64 choices, the lowest expert first among equals.
 Groups are settled in the same way: by float32 where that is certain, else by float64. So the chosen set is that
@@ -24,238 +24,28 @@ import triton
 import triton.language as tl
 
 from ...errors import ContractError
+from .choices import (
+    LOWEST64,
+    TINY,
+    best_two,
+    counted_threshold,
+    expert_at,
+    groups_that_stay,
+    margin_of,
+    mark_best,
+    numbers,
+    ordered64,
+    ranks,
+    sigmoid,
+    sigmoid64,
+    sorted_threshold,
+    totals,
+)
 
-THRESHOLDS = ("sort", "count", "lanes")
+THRESHOLDS = ("sort", "count")
 """How the ``K``-th largest choice is found."""
 
 _MAX_EXPERTS = 4096  # a program holds one row in registers
-
-_LOWEST = tl.constexpr(-(1 << 31))
-_LOWEST64 = tl.constexpr(-(1 << 63))
-_TINY = tl.constexpr(2.0**-80)
-
-
-@triton.jit
-def _exp2(x, PTX: tl.constexpr):
-    if PTX:
-        return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    return tl.exp2(x)
-
-
-@triton.jit
-def _reciprocal(x, PTX: tl.constexpr):
-    if PTX:
-        return tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    return 1.0 / x
-
-
-@triton.jit
-def _sigmoid(x, PTX: tl.constexpr):
-    """float32, relative error below 4e-7 from -87 on (NaN stays): the product with log2(e) keeps its rounding error.
-
-    ``PTX``: without the steps for infinite and subnormal numbers, which the bounds on x rule out.
-    """
-    x = tl.minimum(x.to(tl.float32), 87.0, propagate_nan=tl.PropagateNan.ALL)
-    x = tl.maximum(x, -87.0, propagate_nan=tl.PropagateNan.ALL)
-    y = x * -1.4426950408889634
-    rest = tl.fma(x, -1.4426950216293335, -y) - x * 1.925963033500865e-08
-    e = _exp2(y, PTX)
-    return _reciprocal(1.0 + tl.fma(e, rest * 0.6931471805599453, e), PTX)
-
-
-@triton.jit
-def _sigmoid64(x):
-    return 1.0 / (1.0 + tl.exp(-x.to(tl.float64)))
-
-
-@triton.jit
-def _numbers(value):
-    """NaN -> -Inf."""
-    return tl.maximum(value, -float("inf"))
-
-
-@triton.jit
-def _ordered(value):
-    """float32 without NaN -> int32 in the same order; its own inverse on the bits."""
-    bits = value.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _float(ordered):
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _ordered64(value):
-    bits = value.to(tl.int64, bitcast=True)
-    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
-
-
-@triton.jit
-def _margin(choice):
-    """Twice the most by which a float32 choice is off: 2.4e-7 in the sigmoid, half an ulp in bias and in sum."""
-    return 9.5367431640625e-07 + 2.384185791015625e-07 * tl.abs(choice)
-
-
-@triton.jit
-def _expert(position, SIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr):
-    """Position in the padded ``[GROUPS, GROUP]`` row -> expert."""
-    if GROUPS > 1 and GROUP != SIZE:
-        return position // GROUP * SIZE + position % GROUP
-    return position  # with adjacent addresses, so that loads are wide
-
-
-@triton.jit
-def _best_two(choice, SIZE: tl.constexpr):
-    """Choices ``[G, S]`` -> the two largest of each group ``[G]``; 0 for the second of one."""
-    best = tl.max(choice, axis=1)
-    if SIZE == 1:
-        return best, best * 0.0
-    is_best = choice == best[:, None]
-    second = tl.max(tl.where(is_best, -float("inf"), choice), axis=1)
-    twice = tl.sum(is_best.to(tl.int32), axis=1) > 1
-    return best, tl.where(twice, best, second)
-
-
-@triton.jit
-def _ranks(score, groups):
-    """How many of the scores ``[G]`` come before each: the larger, and of equal ones the lower group."""
-    group = tl.arange(0, score.shape[0])
-    before = score[None, :] > score[:, None]
-    before |= (score[None, :] == score[:, None]) & (group[None, :] < group[:, None])
-    return tl.sum((before & (group[None, :] < groups)).to(tl.int32), axis=1)
-
-
-@triton.jit
-def _groups_that_stay(choice, groups, KEPT: tl.constexpr, SIZE: tl.constexpr):
-    """float32 choices ``[G, S]`` -> whether each group stays ``[G]``, and whether float64 must agree."""
-    best, second = _best_two(choice, SIZE)
-    score = _numbers(best + second)
-    group = tl.arange(0, score.shape[0])
-    real = group < groups
-    last = tl.max(tl.where((_ranks(score, groups) == KEPT - 1) & real, score, -float("inf")), 0)
-    # The two may cancel: what is lost is a part of the larger one.
-    largest = tl.max(tl.where(real, tl.maximum(tl.abs(best), tl.abs(second)), 0.0), axis=0)
-    margin = 3 * _margin(largest)
-    stays = real & ~(score < last - margin)
-    return stays, tl.sum(stays.to(tl.int32), axis=0) == KEPT
-
-
-@triton.jit
-def _sorted_threshold(choice, live, K: tl.constexpr, SLOTS: tl.constexpr):
-    """The ``K``-th largest choice, twice: by sorting."""
-    ordered = tl.where(live, _ordered(choice), _LOWEST)
-    best = (
-        tl.topk(ordered, SLOTS) if ordered.shape[0] > SLOTS else tl.sort(ordered, descending=True)
-    )
-    if K == SLOTS:
-        last = _float(tl.min(best, axis=0))
-    else:
-        last = _float(tl.max(tl.where(tl.arange(0, SLOTS) == K - 1, best, _LOWEST), axis=0))
-    return last, last
-
-
-@triton.jit
-def _counts(choice, low, middle, high):
-    """How many choices reach each of three bounds (fewer than 1024 experts)."""
-    count = (choice >= low).to(tl.int32) + (choice >= middle).to(tl.int32) * 2048
-    count += (choice >= high).to(tl.int32) * 4194304
-    count = tl.sum(count, axis=0)
-    return count & 2047, (count >> 11) & 2047, (count >> 22) & 1023
-
-
-@triton.jit
-def _narrowed(choice, left, right, steps, K: tl.constexpr):
-    """Quarters ``[left, right]``, with at least ``K`` choices from ``left`` on and fewer above ``right``, until one
-    bound has exactly ``K``."""
-    while steps > 0:
-        quarter = (right - left) * 0.25
-        low, middle, high = left + quarter, left + 2 * quarter, left + 3 * quarter
-        n_low, n_middle, n_high = _counts(choice, low, middle, high)
-        right = tl.where(
-            n_low < K, low, tl.where(n_middle < K, middle, tl.where(n_high < K, high, right))
-        )
-        left = tl.where(
-            n_high >= K, high, tl.where(n_middle >= K, middle, tl.where(n_low >= K, low, left))
-        )
-        found = (n_low == K) | (n_middle == K) | (n_high == K)
-        right = tl.where(found, left, right)
-        # Closer than the margin, float64 has to decide anyway.
-        steps = tl.where(right - left <= _margin(left), 0, steps - 1)
-    return left, right
-
-
-@triton.jit
-def _counted_threshold(choice, K: tl.constexpr):
-    """``low <= high`` with at least ``K`` choices from ``low`` on, fewer than ``K`` above ``high``; equal if possible.
-
-    By counting: three bounds a step, each step a quarter of the interval of the one before.
-    """
-    top = tl.max(choice, axis=0)
-    low, middle, high = top - 64.0, top - 2.0, top - 0.25
-    n_low, n_middle, n_high = _counts(choice, low, middle, high)
-    left = tl.where(n_high >= K, high, tl.where(n_middle >= K, middle, low))
-    right = tl.where(n_high >= K, top, tl.where(n_middle >= K, high, middle))
-    right = tl.where(n_low >= K, right, low)
-    left = tl.where(n_low >= K, left, -float("inf"))
-    return _narrowed(choice, left, right, tl.where(n_low >= K, 14, 0), K)
-
-
-@triton.jit
-def _lane_threshold(choice, K: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr):
-    """The same bounds, counted from the ``K``-th largest of the lanes' maxima on, which few choices exceed.
-
-    A lane is what one thread holds: four neighbours, every ``4 * LANES``.
-    """
-    WIDE: tl.constexpr = 4 if choice.shape[0] >= 4 * LANES else choice.shape[0] // LANES
-    lanes = tl.reshape(choice, [choice.shape[0] // (LANES * WIDE), LANES, WIDE])
-    best = _ordered(tl.max(tl.max(lanes, axis=2), axis=0))
-    best = tl.topk(best, SLOTS) if LANES > SLOTS else tl.sort(best, descending=True)
-    left = _float(tl.max(tl.where(tl.arange(0, SLOTS) == K - 1, best, _LOWEST), axis=0))
-    top = _float(tl.max(best, axis=0))
-    apart = top - left
-    low, middle, high = left, left + apart * 0.0625, left + apart * 0.1875
-    n_low, n_middle, n_high = _counts(choice, low, middle, high)
-    found = (n_low == K) | (n_middle == K) | (n_high == K)
-    right = tl.where(n_middle < K, middle, tl.where(n_high < K, high, top))
-    left = tl.where(n_high >= K, high, tl.where(n_middle >= K, middle, low))
-    # No step for infinite ones, of which the interval is no number.
-    finite = (apart >= 0) & (apart < float("inf"))
-    left = tl.where(finite, left, low)
-    right = tl.where(found, left, tl.where(finite, right, top))
-    return _narrowed(
-        choice, left, right, tl.where(finite & (right - left > _margin(left)), 14, 0), K
-    )
-
-
-@triton.jit
-def _both(count, total, least, count2, total2, least2):
-    return count + count2, total + total2, tl.minimum(least, least2)
-
-
-@triton.jit
-def _totals(picked, score):
-    """How many, the sum of their scores, and the least of them."""
-    return tl.reduce(
-        (picked.to(tl.int32), tl.where(picked, score, 0.0), tl.where(picked, score, 1.0)), 0, _both
-    )
-
-
-@triton.jit
-def _best(order, chosen, count):
-    """Adds the ``count`` best of ``order`` (int64) to ``chosen``, the lowest position first among equals."""
-    position = tl.arange(0, order.shape[0])
-    for _ in range(count):
-        best = tl.max(order, axis=0)
-        first = tl.min(tl.where(order == best, position, order.shape[0]), axis=0)
-        chosen = tl.where(position == first, 1, chosen)
-        order = tl.where(position == first, _LOWEST64, order)
-    return chosen
 
 
 @triton.jit(do_not_specialize=["tokens", "groups", "padded_id"])
@@ -290,8 +80,7 @@ def _biased_topk(
     GROUP: tl.constexpr,
     SLOTS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    THRESHOLD: tl.constexpr,  # how it is found: an index of THRESHOLDS
-    LANES: tl.constexpr,
+    COUNTING: tl.constexpr,  # how the threshold is found
     PTX: tl.constexpr,
 ):
     if PDL:
@@ -310,7 +99,7 @@ def _biased_topk(
     else:
         POSITIONS: tl.constexpr = GROUPS * GROUP
         position = tl.arange(0, POSITIONS)
-        expert = _expert(position, SIZE, GROUPS, GROUP)
+        expert = expert_at(position, SIZE, GROUPS, GROUP)
         live = expert < experts
         if GROUPS > 1:
             live &= position % GROUP < SIZE
@@ -318,45 +107,42 @@ def _biased_topk(
         logits = tl.load(logits_ptr + expert * logits_expert, mask=live, other=0.0)
         bias_ptr += row * bias_row
         bias = tl.load(bias_ptr + expert * bias_expert, mask=live, other=-float("inf"))
-        score = _sigmoid(logits, PTX)
-        choice = _numbers(score + bias.to(tl.float32))
+        score = sigmoid(logits, PTX)
+        choice = numbers(score + bias.to(tl.float32))
         certain = True
         stays = live
         if KEPT > 0:
-            kept, certain = _groups_that_stay(
+            kept, certain = groups_that_stay(
                 tl.reshape(choice, [GROUPS, GROUP]), groups, KEPT, SIZE
             )
             kept = tl.broadcast_to(kept[:, None], [GROUPS, GROUP])
             stays = live & tl.reshape(kept, [POSITIONS])
-        if THRESHOLD == 0:
-            low, high = _sorted_threshold(choice, stays, TOPK, SLOTS)
-        elif THRESHOLD == 1:
-            low, high = _counted_threshold(tl.where(stays, choice, -float("inf")), TOPK)
+        if COUNTING:
+            low, high = counted_threshold(tl.where(stays, choice, -float("inf")), TOPK)
         else:
-            alive = tl.where(stays, choice, -float("inf"))
-            low, high = _lane_threshold(alive, TOPK, SLOTS, LANES)
+            low, high = sorted_threshold(choice, stays, TOPK, SLOTS)
         # An infinite bound makes NaN, of which no comparison is true.
-        chosen = (stays & ~(choice < low - _margin(low))).to(tl.int32)
-        count, total, least = _totals(chosen != 0, score)
+        chosen = (stays & ~(choice < low - margin_of(low))).to(tl.int32)
+        count, total, least = totals(chosen != 0, score)
         if count != TOPK or not certain:
-            exact = _numbers(_sigmoid64(logits) + bias.to(tl.float64))
+            exact = numbers(sigmoid64(logits) + bias.to(tl.float64))
             near = chosen != 0
-            above = (stays & (choice > high + _margin(high))).to(tl.int32)
+            above = (stays & (choice > high + margin_of(high))).to(tl.int32)
             need = TOPK - tl.sum(above, axis=0)
             if KEPT > 0:
                 if not certain:
                     grouped = tl.reshape(tl.where(live, exact, -float("inf")), [GROUPS, GROUP])
-                    first, second = _best_two(grouped, SIZE)
-                    rank = _ranks(_numbers(first + second), groups)
+                    first, second = best_two(grouped, SIZE)
+                    rank = ranks(numbers(first + second), groups)
                     group = tl.arange(0, GROUPS)
                     kept = (rank < KEPT) & (group < groups)
                     kept = tl.broadcast_to(kept[:, None], [GROUPS, GROUP])
                     near = live & tl.reshape(kept, [POSITIONS])
                     above = tl.zeros([POSITIONS], tl.int32)
                     need = TOPK
-            order = tl.where(near & (above == 0), _ordered64(exact), _LOWEST64)
-            chosen = _best(order, above, need)
-            count, total, least = _totals(chosen != 0, score)
+            order = tl.where(near & (above == 0), ordered64(exact), LOWEST64)
+            chosen = mark_best(order, above, need)
+            count, total, least = totals(chosen != 0, score)
         if PDL:
             tl.extra.cuda.gdc_launch_dependents()
         picked = chosen != 0
@@ -365,8 +151,8 @@ def _biased_topk(
             weight *= tl.where(total > 0, tl.math.div_rn(scale, total), 0.0)
         else:
             weight *= scale
-        if least < _TINY or logits_ptr.dtype.element_ty == tl.float64:
-            wide = _sigmoid64(logits)
+        if least < TINY or logits_ptr.dtype.element_ty == tl.float64:
+            wide = sigmoid64(logits)
             if RENORMALIZE:
                 sum64 = tl.sum(tl.where(picked, wide, 0.0), axis=0)
                 # First the quotient, which is at most 1: scale / total may be infinite.
@@ -460,8 +246,7 @@ def biased_topk_triton(
             GROUP=group_block,
             SLOTS=slots_block,
             COLUMNS=triton.next_power_of_2(ids.shape[1]),
-            THRESHOLD=THRESHOLDS.index(threshold),
-            LANES=max(min(32 * num_warps, groups_block * group_block), slots_block),
+            COUNTING=threshold == "count",
             PTX=_runs_ptx(logits.device),
             num_warps=num_warps,
             **({"launch_pdl": True} if pdl else {}),

@@ -95,8 +95,7 @@ def test_compiles_without_local_memory(shape, threshold, target):
         "GROUP": 1 << (experts // groups - 1).bit_length(),
         "SLOTS": topk,
         "COLUMNS": topk,
-        "THRESHOLD": THRESHOLDS.index(threshold),
-        "LANES": 4 * target[2],
+        "COUNTING": threshold == "count",
         "PTX": target[0] == "cuda",
     }
     types = {"logits_ptr": "*bf16", "bias_ptr": "*fp32", "weights_ptr": "*fp32"}
