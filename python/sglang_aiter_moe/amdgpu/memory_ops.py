@@ -125,8 +125,17 @@ class _Buffer:
                 wave=int(np.flatnonzero(odd)[0]),
             )
         base = (low.astype(U64) | (high.astype(U64) << U64(32))) & _BASE_BITS
-        # The scalar offset is outside the range check.
-        base = base + self._soffset(b).astype(U64)
+        soffset = np.broadcast_to(self._soffset(b), b.waves)
+        beyond = soffset > size if b.active is None else (soffset > size) & b.active
+        if beyond.any():
+            raise Fault(
+                "a buffer's scalar offset that is larger than its number of bytes",
+                allowed="a scalar offset inside the buffer: what the range check makes of others is not modelled",
+                fix="check the soffset operand",
+                wave=int(np.flatnonzero(beyond)[0]),
+            )
+        # The manual compares the other offsets with num_records - sgpr_offset.
+        base, size = base + soffset.astype(U64), size - soffset
         offset = self._imm if self._voffset is None else self._voffset(b).astype(U64) + self._imm
         return base[:, None], np.broadcast_to(offset, b.mask.shape), size.astype(U64)[:, None]
 

@@ -64,6 +64,63 @@ def number(value: int) -> float:
     return struct.unpack("<f", struct.pack("<I", value & 0xFFFFFFFF))[0]
 
 
+def signed(x: int, bits_: int) -> int:
+    """A two's complement number, as the 32 bits of a register."""
+    return (x - (1 << bits_) if x >> (bits_ - 1) else x) & 0xFFFFFFFF
+
+
+def bf16(x: float) -> int:
+    """The bits of the nearest bf16, ties to even; x is finite."""
+    raw = bits(x)
+    return (raw + 0x7FFF + (raw >> 16 & 1)) >> 16
+
+
+def _halves(f):
+    """f of the two low halves and of the two high ones."""
+    return lambda a, b: f(a & 0xFFFF, b & 0xFFFF) | f(a >> 16, b >> 16) << 16
+
+
+def _half(x: int) -> np.float16:
+    return np.array(x, np.uint16).view(np.float16)[()]
+
+
+def _flipped(f):
+    """f of signed numbers: their order is that of the unsigned ones with the top bit flipped."""
+    return lambda a, b: f(a ^ 1 << 31, b ^ 1 << 31) ^ 1 << 31
+
+
+ATOMICS = {
+    "add": lambda a, b: (a + b) & 0xFFFFFFFF,
+    "sub": lambda a, b: (a - b) & 0xFFFFFFFF,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "umax": max,
+    "umin": min,
+    "smax": _flipped(max),
+    "smin": _flipped(min),
+    "swap": lambda a, b: b,
+    "add_f32": lambda a, b: bits(float(np.float32(number(a)) + np.float32(number(b)))),
+    "pk_add_bf16": _halves(lambda a, b: bf16(number(a << 16) + number(b << 16))),
+    "pk_add_f16": _halves(lambda a, b: int((_half(a) + _half(b)).view(np.uint16))),
+}
+"""Atomic -> the word that is left, of the word before and the operand."""
+
+
+def atomic_words(name: str, count: int) -> np.ndarray:
+    """uint32 [count]: random numbers of the type that an atomic adds."""
+    rng = np.random.default_rng(7)
+    if "f" not in name:
+        return rng.integers(0, 1 << 32, count, np.uint64).astype(np.uint32)
+    floats = (rng.standard_normal((count, 2)) * 3).astype(
+        np.float16 if name == "pk_add_f16" else np.float32
+    )
+    words = floats.view(np.uint32)
+    if name == "pk_add_bf16":
+        return (words[:, 0] >> 16) | (words[:, 1] & 0xFFFF0000)
+    return words[:, 0].copy()
+
+
 class Waves:
     """``waves`` waves, all of one workgroup, with an own memory and LDS."""
 
