@@ -26,7 +26,12 @@ from sglang_aiter_moe.contract.capabilities import Capabilities
 from sglang_aiter_moe.contract.spec import Target
 from sglang_aiter_moe.environ import exactly
 from sglang_aiter_moe.miniature import task
-from sglang_aiter_moe.miniature.experts import OracleExperts, PlannedExperts, layer_spec
+from sglang_aiter_moe.miniature.experts import (
+    OTHER_LAYOUT,
+    OracleExperts,
+    PlannedExperts,
+    layer_spec,
+)
 from sglang_aiter_moe.miniature.model import GPT_OSS, KIMI, Experts, Miniature, Shape
 from sglang_aiter_moe.numerics.oracle import RawExperts
 from sglang_aiter_moe.portable import backends
@@ -144,9 +149,10 @@ def score(
                     # gpt-oss has no flag: it is A16W4 below 256 tokens and A8W4 from there on.
                     few = not shape.kimi and mode == "A16W4"
                     accuracy = exact(engine, experts, batch, at_once=4 if few else 400)
+                layout = experts.plan.w13_layout
                 found[name][mode] = {
                     "accuracy": accuracy,
-                    "layout": experts.plan.w13_layout,
+                    "layout": OTHER_LAYOUT[layout][0] if wrong else layout,
                     "seconds": round(time.perf_counter() - start, 2),
                 }
                 yield found

@@ -54,11 +54,12 @@ def test_the_gates_of_the_shipped_weights():
             ("kimi", "A8W4"),
             ("kimi", "A4W4"),
             ("gpt_oss", "A16W4"),
+            ("kimi_second", "A16W4"),
         )
     }
     assert required["kimi", "A16W4"] >= 194 and required["kimi", "A8W4"] >= 194
     assert required["kimi", "A4W4"] >= 190
-    assert required["gpt_oss", "A16W4"] >= 194
+    assert required["gpt_oss", "A16W4"] >= 194 and required["kimi_second", "A16W4"] >= 194
 
 
 def test_a_server_that_is_wrong_in_one_answer_of_ten_is_seldom_let_through():

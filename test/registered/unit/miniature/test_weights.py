@@ -117,5 +117,19 @@ def test_the_bias_decides_and_bfloat16_cannot_hold_it():
         assert len(bias.unique()) > 8 and len(bias.bfloat16().unique()) < len(bias.unique()) / 2
 
 
+def test_a_score_names_the_layout_that_was_laid_out():
+    *_, found = score.score(WEIGHTS / "kimi", dialect="answer", count=10, many=10)
+    layouts = {
+        name: [row["layout"] for row in found[name].values()]
+        for name in ("planned", "wrong_layout")
+    }
+    assert layouts["planned"] == ["separated", "gu_interleaved", "separated"]
+    assert layouts["wrong_layout"] == ["gu_interleaved", "separated", "gu_interleaved"]
+    assert found["oracle"]["float32"] == {"right": 10, "right_of_many": 10}
+    assert [row["accuracy"] for row in found["wrong_layout"].values()] == [0.0] * 3
+    stored = json.loads((WEIGHTS / "kimi" / "score.json").read_text())
+    assert [row["layout"] for row in stored["wrong_layout"].values()] == layouts["wrong_layout"]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))
