@@ -151,7 +151,7 @@ def parse(text: str) -> Program:
             elif word == ".amdgpu_metadata":
                 in_metadata = True
             elif word == ".amdgcn_target":
-                target = rest.strip('"').rsplit("-", 1)[-1].split(":")[0]
+                target = rest.strip('"').split(":")[0].rsplit("-", 1)[-1]
             elif word == ".amdhsa_kernel":
                 descriptor = descriptors.setdefault(rest, {})
             elif word == ".end_amdhsa_kernel":
@@ -163,7 +163,7 @@ def parse(text: str) -> Program:
             instructions.append(parse_instruction(line, number, target))
     if target not in TARGETS:
         raise AssemblyError(
-            f".amdgcn_target names {target or 'nothing'!r}",
+            f".amdgcn_target names {target or 'nothing'}",
             allowed=" or ".join(TARGETS),
             fix="compile the kernel for one of them",
         )

@@ -222,11 +222,11 @@ class _Runner:
             executed += count * (len(block.operations) + (block.last is not None))
             self._leave(block, active, everyone)
             if executed > limit:
+                line = self._launch.program.instructions[block.start].line
                 raise ExecutionError(
-                    f"{executed} wave-instructions, and the kernel has not ended",
+                    f"line {line}: {executed} wave-instructions, and the kernel has not ended",
                     allowed=f"max_instructions: {limit}",
                     fix="check the loop's condition, or allow more",
-                    line=block.last.line if block.last else 0,
                 )
 
     def _leave(self, block: _Block, active: np.ndarray, everyone: bool) -> None:
