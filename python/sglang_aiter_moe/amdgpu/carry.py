@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_aiter_moe.amdgpu.assembly import Instruction
-from sglang_aiter_moe.amdgpu.decode import Modifiers, refuse, words, write
+from sglang_aiter_moe.amdgpu.decode import Modifiers, refuse, vector, words, write
+from sglang_aiter_moe.amdgpu.encoding import encoded_result, encoded_sources
 from sglang_aiter_moe.amdgpu.state import Batch
-from sglang_aiter_moe.amdgpu.vector import encoded_result, encoded_sources, vector
 
 U32, U64, I64 = np.uint32, np.uint64, np.int64
 

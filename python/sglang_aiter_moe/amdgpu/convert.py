@@ -11,7 +11,7 @@ import numpy as np
 
 from sglang_aiter_moe.amdgpu.assembly import Instruction
 from sglang_aiter_moe.amdgpu.atomics import bf16_to_f32, f32_to_bf16
-from sglang_aiter_moe.amdgpu.vector import Row, build_row
+from sglang_aiter_moe.amdgpu.encoding import Row, build_row
 
 U16, U32, I32, F16, F32, F64 = np.uint16, np.uint32, np.int32, np.float16, np.float32, np.float64
 

@@ -96,35 +96,35 @@ def _pack(low_half: int, high_half: int):
     )
 
 
-def _reverse(a):
+def reversed_bits(a):
     raw = np.atleast_1d(a).astype(a.dtype)
     bits = np.unpackbits(raw.view(np.uint8), bitorder="little").reshape(raw.size, -1)
     return np.packbits(bits[:, ::-1], bitorder="little").view(raw.dtype).reshape(np.shape(a))
 
 
-def _count(a):
+def count_ones(a):
     raw = np.atleast_1d(a)
     bits = np.unpackbits(np.ascontiguousarray(raw).view(np.uint8)).reshape(raw.size, -1)
     return bits.sum(1).astype(U32).reshape(np.shape(a))
 
 
-def _first_one(a):
+def lowest_one(a):
     """Position of the lowest set bit, -1 for none."""
     bits = 8 * a.dtype.itemsize
     lowest = a & (~a + a.dtype.type(1))
-    return np.where(a == 0, -1, _count(lowest - a.dtype.type(1)).astype(I32) % bits).astype(I32)
+    return np.where(a == 0, -1, count_ones(lowest - a.dtype.type(1)).astype(I32) % bits).astype(I32)
 
 
-def _first_one_high(a):
+def leading_zeros(a):
     """How many zeros precede the highest set bit, -1 for none."""
-    return _first_one(_reverse(a))
+    return lowest_one(reversed_bits(a))
 
 
-def _high_sign(a):
+def sign_bits(a):
     """How many bits from the top equal the sign, -1 where all do (s_flbit_i32, v_ffbh_i32)."""
     a = a.astype(I32)
     flipped = np.where(a < 0, ~a, a).astype(U32)
-    return _first_one_high(flipped)
+    return leading_zeros(flipped)
 
 
 # name -> (destination kind, source kinds, function, what SCC becomes: None, "nonzero", or "own" from the function)
@@ -176,17 +176,17 @@ SOP1 = {
     "s_not_b32": ("u32", "u32", lambda a: ~a, "nonzero"),
     "s_not_b64": ("u64", "u64", lambda a: ~a, "nonzero"),
     "s_abs_i32": ("i32", "i32", np.abs, "nonzero"),
-    "s_brev_b32": ("u32", "u32", _reverse, None),
-    "s_brev_b64": ("u64", "u64", _reverse, None),
+    "s_brev_b32": ("u32", "u32", reversed_bits, None),
+    "s_brev_b64": ("u64", "u64", reversed_bits, None),
     "s_sext_i32_i8": ("i32", "u32", lambda a: a.astype(np.int8).astype(I32), None),
     "s_sext_i32_i16": ("i32", "u32", lambda a: a.astype(np.int16).astype(I32), None),
-    "s_bcnt1_i32_b32": ("u32", "u32", _count, "nonzero"),
-    "s_bcnt1_i32_b64": ("u32", "u64", _count, "nonzero"),
-    "s_ff1_i32_b32": ("i32", "u32", _first_one, None),
-    "s_ff1_i32_b64": ("i32", "u64", _first_one, None),
-    "s_flbit_i32_b32": ("i32", "u32", _first_one_high, None),
-    "s_flbit_i32_b64": ("i32", "u64", _first_one_high, None),
-    "s_flbit_i32": ("i32", "u32", _high_sign, None),
+    "s_bcnt1_i32_b32": ("u32", "u32", count_ones, "nonzero"),
+    "s_bcnt1_i32_b64": ("u32", "u64", count_ones, "nonzero"),
+    "s_ff1_i32_b32": ("i32", "u32", lowest_one, None),
+    "s_ff1_i32_b64": ("i32", "u64", lowest_one, None),
+    "s_flbit_i32_b32": ("i32", "u32", leading_zeros, None),
+    "s_flbit_i32_b64": ("i32", "u64", leading_zeros, None),
+    "s_flbit_i32": ("i32", "u32", sign_bits, None),
     "s_bitset0_b32": ("u32", "u32", lambda d, a: d & ~(U32(1) << (a & U32(31))), "read"),
     "s_bitset1_b32": ("u32", "u32", lambda d, a: d | (U32(1) << (a & U32(31))), "read"),
 }

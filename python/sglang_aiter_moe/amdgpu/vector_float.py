@@ -14,8 +14,8 @@ import numpy as np
 from sglang_aiter_moe.amdgpu import floats
 from sglang_aiter_moe.amdgpu.assembly import Instruction
 from sglang_aiter_moe.amdgpu.decode import Modifiers, refuse, vector, words, write
+from sglang_aiter_moe.amdgpu.encoding import Row, build_row, encoded_result, encoded_sources
 from sglang_aiter_moe.amdgpu.state import VCC, Batch
-from sglang_aiter_moe.amdgpu.vector import Row, build_row, encoded_result, encoded_sources
 
 F16, F32, F64 = np.float16, np.float32, np.float64
 TAU = 2 * np.pi
