@@ -181,6 +181,17 @@ class LayerWeights:
             if self not in RUNNING.written:
                 RUNNING.written.append(self)
 
+    def check_written(self) -> None:
+        """Raises if :meth:`close` would: so that an update fails before any rank packs it.
+
+        Raises:
+            ContractError: a scale that was written is NaN.
+        """
+        with RUNNING.lock:
+            error = self._nan_error()
+        if error is not None:
+            raise error
+
     def wrote(self, name: str, shard: Any, expert: Any) -> None:
         """After a write: an invalid layer counts what it has got."""
         with RUNNING.lock:

@@ -1,7 +1,8 @@
 """SGLang's weight updates on layers that are laid out: checked first, whole or not at all.
 
 Around the methods of SGLang's ``WeightUpdater``, each of which returns ``(success, message)``. An update
-that is refused, or that fails, returns ``False`` with the reason; it does not end the scheduler.
+that is refused, or that fails, returns ``False`` with the reason; it does not end the scheduler. What one rank of a
+tensor-parallel group refuses, none of them writes; what fails on one is a failure on all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import (
     weights_of,
 )
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_update_check import Described, check_update
+from sglang_aiter_moe.srt.model_executor.model_runner_components.ranks import failure_elsewhere
 
 logger = logging.getLogger(__name__)
 
@@ -151,32 +153,76 @@ def _update(
     states = states_in(model)
     if not states:
         return run()
-    others = None
     try:
         mxfp4_reload.staging()
         tensors = list(described())
         check_update(tensors, states)
-        others = Others.of(model)
-        names = [name for name, _, _ in tensors if chosen is None or chosen(name)]
-        others.begin(model, states, names)
+        refused = None
+    except Exception as error:
+        refused = error
+    elsewhere = failure_elsewhere(None if refused is None else str(refused))
+    if refused is not None or elsewhere is not None:
+        return _told(refused or _Unsuccessful((False, f"refused: {elsewhere}")))
+    others = Others.of(model)
+    names = [name for name, _, _ in tensors if chosen is None or chosen(name)]
+    try:
         with mxfp4_reload.updating():
-            result = run()
-            if checked and not result[0]:
-                raise _Unsuccessful(result)
-            for state in states:
-                state.verify()
+            result = _on_all_ranks(
+                lambda: _written(lambda: others.begin(model, states, names), run, states, checked)
+            )
         if result[0]:
             others.succeeded(states, whole=not checked and chosen is None)
         if RUNNING.depth == 0:
             others.end()
         return result
     except Exception as error:
-        if others is not None:
-            others.failed(states, str(error))
-        if isinstance(error, _Unsuccessful):
-            return error.result
-        logger.exception("the weight update failed")
-        return False, f"{type(error).__name__}: {error}"
+        others.failed(states, str(error))
+        return _told(error)
+
+
+def _written(
+    begin: Callable[[], None],
+    run: Callable[[], tuple[bool, str]],
+    states: list[LayerWeights],
+    checked: bool,
+) -> tuple[bool, str]:
+    """Writes an update, and looks at everything that could fail when it is packed."""
+    begin()
+    result = run()
+    if checked and not result[0]:
+        raise _Unsuccessful(result)
+    for state in states:
+        state.verify()
+    for state in list(RUNNING.written):
+        state.check_written()
+    return result
+
+
+def _on_all_ranks(write: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
+    """Writes here, and fails if that failed on another rank.
+
+    Raises:
+        Exception: what was raised here.
+        _Unsuccessful: it went well here alone.
+    """
+    try:
+        result = write()
+    except Exception as error:
+        failure_elsewhere(str(error))
+        raise
+    # A disk update that SGLang has undone by itself is none that the others may keep.
+    elsewhere = failure_elsewhere(None if result[0] else result[1])
+    if result[0] and elsewhere is not None:
+        raise _Unsuccessful((False, elsewhere))
+    return result
+
+
+def _told(error: Exception) -> tuple[bool, str]:
+    """A failure as SGLang's methods return it."""
+    if isinstance(error, _Unsuccessful):
+        return error.result
+    logger.error("the weight update failed", exc_info=error)
+    return False, f"{type(error).__name__}: {error}"
 
 
 def _in_memory(named_tensors: Any) -> Iterator[Described]:

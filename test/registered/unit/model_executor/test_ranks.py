@@ -1,0 +1,98 @@
+"""Weight updates that fail on one of two ranks: both keep the old weights, or both refuse; never one of each."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sglang_aiter_moe.srt.model_executor.model_runner_components import ranks
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=15, suite="base-a-test-cpu")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """(rank, staging, scenario) -> what the rank printed."""
+    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
+    module = "sglang_aiter_moe.testing.two_rank_update"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), str(meeting)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    rows = {}
+    for rank, child in enumerate(children):
+        stdout, stderr = child.communicate(timeout=120)
+        assert child.returncode == 0, stderr[-3000:]
+        for line in stdout.splitlines():
+            row = json.loads(line)
+            rows[rank, row["staging"], row["scenario"]] = row
+    return rows
+
+
+def holds(found, staging, scenario):
+    return [found[rank, staging, scenario]["holds"] for rank in range(2)]
+
+
+@pytest.mark.parametrize("staging", ["none", "host"])
+def test_an_update_that_fits_both_is_made_on_both(found, staging):
+    assert holds(found, staging, "both") == ["new", "new"]
+    assert all(found[rank, staging, "both"]["success"] for rank in range(2))
+
+
+@pytest.mark.parametrize("scenario", ["raises", "nan"])
+def test_a_failure_on_one_rank_is_one_on_both(found, scenario):
+    assert holds(found, "host", scenario) == ["old", "old"]
+    assert holds(found, "none", scenario) == ["invalid", "invalid"]
+
+
+def test_what_sglang_itself_undoes_on_one_rank_is_not_kept_by_the_other(found):
+    assert holds(found, "host", "reports") == ["old", "old"]
+    assert holds(found, "none", "reports") == ["invalid", "old"]  # calls of rank 0 refuse
+
+
+@pytest.mark.parametrize("staging", ["none", "host"])
+def test_what_one_rank_refuses_is_written_by_none(found, staging):
+    assert holds(found, staging, "refused") == ["old", "old"]
+
+
+@pytest.mark.parametrize("staging", ["none", "host"])
+@pytest.mark.parametrize("scenario", ["raises", "nan", "reports", "refused"])
+def test_the_first_rank_which_answers_the_client_names_the_other_one(found, staging, scenario):
+    row = found[0, staging, scenario]
+    assert not row["success"] and "rank 1" in row["message"], row
+
+
+def test_a_full_update_makes_both_right_again(found):
+    assert all(row["healed"] for row in found.values())
+
+
+def test_without_the_exchange_the_ranks_would_part(found):
+    """The control: what every rank deciding alone does."""
+    assert holds(found, "host", "alone") == ["new", "old"]
+    assert found[0, "host", "alone"]["success"]
+
+
+def test_a_rank_that_has_gone_is_a_failure(monkeypatch):
+    class Group:
+        world_size, rank_in_group, cpu_group = 2, 0, object()
+
+    def gone(*_, **__):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(ranks, "_tensor_parallel_group", Group)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gone)
+    assert "Connection closed by peer" in ranks.failure_elsewhere(None)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
