@@ -65,9 +65,13 @@ def rounds(addresses: np.ndarray):
         yield order[rank == n]
 
 
-def apply_atomic(memory, addresses: np.ndarray, data: np.ndarray, name: str, checked: bool) -> None:
-    """``data`` uint32 [1, n] into memory at ``addresses`` uint64 [n]."""
+def apply_atomic(
+    memory, addresses: np.ndarray, data: np.ndarray, name: str, checked: bool
+) -> np.ndarray:
+    """``data`` uint32 [1, n] into memory at ``addresses`` uint64 [n]; gives what was there before, uint32 [n]."""
     nbytes, f = OPERATIONS[name]
+    before = np.empty(addresses.size, np.uint32)
     for lanes in rounds(addresses):
-        old = memory.gather(addresses[lanes], nbytes, checked)[0]
+        before[lanes] = old = memory.gather(addresses[lanes], nbytes, checked)[0]
         memory.scatter(addresses[lanes], [f(old, data[0][lanes])], nbytes, checked)
+    return before

@@ -86,6 +86,11 @@ def _check_written(b: Batch, places: _Places, nbytes: int) -> None:
             )
 
 
+def _written(unit: int) -> np.generic:
+    """What ``lds_known`` holds for ``unit`` written bytes."""
+    return np.ones(unit, np.uint8).view(_VIEWS[unit])[0]
+
+
 def load(b: Batch, address: np.ndarray, nbytes: int, align: int) -> np.ndarray:
     """uint32 [words, waves, 64]; lanes that do not act get 0."""
     places = _Places(b, address, nbytes, align)
@@ -128,8 +133,9 @@ def store(b: Batch, address: np.ndarray, values: list[np.ndarray], nbytes: int, 
         for k, value in enumerate(data):
             view[index + k] = value.astype(view.dtype, copy=False)
     if b.checked and places.span not in b.lds_sure:
-        for k in range(nbytes):
-            b.lds_known[places.at + U32(k)] = 1
+        known, written = b.lds_known.view(_VIEWS[unit]), _written(unit)
+        for k in range(nbytes // unit):
+            known[index + k] = written
 
 
 # suffix -> (bytes, alignment, what becomes of the word)
@@ -351,24 +357,30 @@ _ATOMICS = {
 
 
 def _atomic(instruction: Instruction):
-    _, f = OPERATIONS[_ATOMICS[instruction.opcode.removeprefix("ds_")]]
+    """Lanes in ascending order; a name with rtn gives each the word that was there before."""
+    name = instruction.opcode.removeprefix("ds_")
+    returns = "_rtn_" in name
+    _, f = OPERATIONS[_ATOMICS[name.replace("_rtn_", "_")]]
     modifiers = _plain_modifiers(instruction)
     offset = U32(modifiers.take("offset"))
     modifiers.done()
-    where, source = instruction.operands
+    operands = list(instruction.operands)
+    write = _put(instruction, operands.pop(0), 1) if returns else None
+    where, source = operands
     address, value = vector(instruction, where, "u32"), vector(instruction, source, "u32")
 
     def execute(b: Batch) -> None:
         at = np.broadcast_to(address(b) + offset, b.mask.shape)
         load(b, at, 4, 4)  # the checks
         lanes = np.flatnonzero(b.mask)
-        if not lanes.size:
-            return
         place = (at + b.lds_base).reshape(-1)[lanes] // 4
         data = np.broadcast_to(value(b), b.mask.shape).reshape(-1)[lanes]
-        view = b.lds.view(U32)
-        for some in rounds(place):
-            view[place[some]] = f(view[place[some]], data[some])
+        view, before = b.lds.view(U32), np.zeros(b.mask.size, U32)
+        for some in rounds(place) if lanes.size else ():
+            before[lanes[some]] = old = view[place[some]]
+            view[place[some]] = f(old, data[some])
+        if write is not None:
+            write(b, (before.reshape(b.mask.shape),))
 
     return execute
 
@@ -376,7 +388,8 @@ def _atomic(instruction: Instruction):
 TABLE = {f"ds_read_{n}": _read for n in _READS} | {f"ds_write_{n}": _write for n in _WRITES}
 for _n in ("2_b32", "2_b64", "2st64_b32", "2st64_b64"):
     TABLE |= {f"ds_read{_n}": _read_two, f"ds_write{_n}": _write_two}
-TABLE |= {f"ds_{n}": _atomic for n in _ATOMICS}
+for _n in _ATOMICS:
+    TABLE |= {f"ds_{_n}": _atomic, "ds_{}_rtn_{}".format(*_n.rsplit("_", 1)): _atomic}
 TABLE |= {
     "ds_bpermute_b32": _permute, "ds_permute_b32": _permute, "ds_swizzle_b32": _swizzle,
     "ds_read_b64_tr_b16": _transposed_read,

@@ -297,36 +297,41 @@ def _buffer_store(instruction: Instruction):
 
 
 def _atomic(instruction: Instruction):
-    """Without a returned value; lanes in ascending order."""
+    """Lanes in ascending order; with sc0 each gets the word that was there before."""
     space, _, name = instruction.opcode.partition("_atomic_")
     nbytes = OPERATIONS[name][0]
     modifiers = Modifiers(instruction)
-    if modifiers.take("sc0") or modifiers.take("glc"):
-        raise refuse(instruction, "an atomic that returns a value")
+    returns = modifiers.take("sc0") or modifiers.take("glc")
     _cache(modifiers)
+    operands = list(instruction.operands)
     if space == "buffer":
-        source, *rest = instruction.operands
+        target, source, *rest = operands[0], *operands
         buffer = _Buffer(instruction, modifiers, rest, nbytes)
 
         def address(b: Batch):
             where, lanes, _, _ = buffer.masks(b)[0]
             return where, lanes
     else:
-        where, source, *rest = instruction.operands
-        address = _global_address(
-            instruction, modifiers, where, Operand("off") if space == "flat" else rest[0]
-        )
+        target = operands.pop(0) if returns else None
+        where, source, *rest = operands
+        base = Operand("off") if space == "flat" else rest[0]
+        address = _global_address(instruction, modifiers, where, base)
     modifiers.done()
     values = _sources(instruction, source, nbytes)
+    write = _register_writes(instruction, target, nbytes, "") if returns else None
 
     def execute(b: Batch) -> None:
         where, mask = address(b)
         lanes = np.flatnonzero(b.mask if mask is None else mask)
-        if not lanes.size:
-            return
-        chosen = np.broadcast_to(where, b.mask.shape).reshape(-1)[lanes]
-        data = np.stack([np.broadcast_to(v, b.mask.shape).reshape(-1)[lanes] for v in values(b)])
-        _at(lanes, apply_atomic, b.memory, chosen, data, name, b.checked)
+        before = np.zeros((1, b.mask.size), U32)
+        if lanes.size:
+            chosen = np.broadcast_to(where, b.mask.shape).reshape(-1)[lanes]
+            data = np.stack(
+                [np.broadcast_to(v, b.mask.shape).reshape(-1)[lanes] for v in values(b)]
+            )
+            before[0, lanes] = _at(lanes, apply_atomic, b.memory, chosen, data, name, b.checked)
+        if write is not None:
+            write(b, before.reshape(1, *b.mask.shape))
 
     return execute
 

@@ -76,6 +76,8 @@ TABLE |= {
     "v_fmaak_f32": ("f32", THREE, floats.fma),
     "v_fmamk_f32": ("f32", THREE, floats.fma),
     "v_div_fixup_f32": ("f32", THREE, floats.div_fixup),
+    "v_fma_f64": ("f64", "f64 f64 f64", floats.fma64),
+    "v_div_fixup_f64": ("f64", "f64 f64 f64", floats.div_fixup),
     "v_ldexp_f32": ("f32", "f32 i32", floats.ldexp),
     "v_ldexp_f64": ("f64", "f64 i32", lambda a, n: np.ldexp(a, n)),
     "v_frexp_mant_f32": ("f32", "f32", floats.mantissa),
@@ -84,28 +86,32 @@ TABLE |= {
 _MAXIMUM, _MINIMUM = floats.propagating(floats.maximum), floats.propagating(floats.minimum)
 
 
+def _type_of(instruction: Instruction) -> str:
+    return instruction.opcode.rsplit("_", 1)[1]
+
+
 def _fmac(instruction: Instruction):
     """D = S0 * S1 + D."""
-    target = replace(instruction.operands[0])
-    modifiers = Modifiers(instruction)
-    reads, dpp = encoded_sources(
-        instruction, modifiers, list(instruction.operands[1:]), ["f32", "f32"]
-    )
-    if dpp is not None or len(reads) != 2:
-        raise refuse(instruction, "this form of v_fmac")
-    old = vector(instruction, target, "f32")
-    put = encoded_result(instruction, modifiers, target, "f32")
+    target, *sources = instruction.operands
+    modifiers, kind = Modifiers(instruction), _type_of(instruction)
+    if len(sources) != 2:
+        raise refuse(instruction, f"{instruction.opcode} with {len(sources)} sources")
+    (a, c), dpp = encoded_sources(instruction, modifiers, sources, [kind, kind])
+    if dpp is not None:
+        raise refuse(instruction, f"DPP of {instruction.opcode}")
+    old = vector(instruction, target, kind)
+    put = encoded_result(instruction, modifiers, target, kind)
     modifiers.done()
-    a, c = reads
-    return lambda b: put(b, floats.fma(a(b), c(b), old(b)))
+    f = floats.fma64 if kind == "f64" else floats.fma
+    return lambda b: put(b, f(a(b), c(b), old(b)))
 
 
 def _div_scale(instruction: Instruction):
     target, flags, *sources = instruction.operands
     Modifiers(instruction).done()
     words(instruction, flags, 2)
-    reads = [vector(instruction, o, "f32") for o in sources]
-    put = write(instruction, target, "f32")
+    reads = [vector(instruction, o, _type_of(instruction)) for o in sources]
+    put = write(instruction, target, _type_of(instruction))
 
     def scale(b: Batch) -> None:
         value, flag = floats.div_scale(*(read(b) for read in reads))
@@ -118,8 +124,8 @@ def _div_scale(instruction: Instruction):
 def _div_fmas(instruction: Instruction):
     target, *sources = instruction.operands
     Modifiers(instruction).done()
-    reads = [vector(instruction, o, "f32") for o in sources]
-    put = write(instruction, target, "f32")
+    reads = [vector(instruction, o, _type_of(instruction)) for o in sources]
+    put = write(instruction, target, _type_of(instruction))
     return lambda b: put(b, floats.div_fmas(*(read(b) for read in reads), b.bits(VCC)))
 
 
@@ -215,6 +221,7 @@ def _compare(instruction: Instruction):
 
 SPECIAL = {
     "v_fmac_f32": _fmac, "v_div_scale_f32": _div_scale, "v_div_fmas_f32": _div_fmas,
+    "v_fmac_f64": _fmac, "v_div_scale_f64": _div_scale, "v_div_fmas_f64": _div_fmas,
     "v_pk_add_f32": _packed, "v_pk_mul_f32": _packed, "v_pk_fma_f32": _packed,
 } | dict.fromkeys(COMPARISONS, _compare)  # fmt: skip
 

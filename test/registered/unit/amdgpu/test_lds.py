@@ -248,22 +248,21 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_atomics(name):
+@pytest.mark.parametrize("returns", [False, True])
+def test_atomics(name, returns):
     values = atomic_words(NAMES[name], 72)
     where = np.random.default_rng(8).integers(0, 8, 64)
-    w = (
-        Waves(lds=64)
-        .set("v1", (4 * where).astype(np.uint32))
-        .set("v2", values[:64])
-        .set("v3", values[:64])
-    )
+    w = Waves(lds=64).set("v1", (4 * where).astype(np.uint32)).set("v2", values[:64]).set("v3", 77)
     w.batch.lds[:32], w.batch.lds_known[:32] = values[64:].view(np.uint8), 1
-    w.exec(M64 ^ 2).do(f"ds_{name} v1, v2")
-    want = values[64:].tolist()
+    first, _, last = name.rpartition("_")
+    w.exec(M64 ^ 2).do(f"ds_{first}_rtn_{last} v3, v1, v2" if returns else f"ds_{name} v1, v2")
+    want, before = values[64:].tolist(), [77] * 64
     for lane in range(64):
         if lane != 1:
+            before[lane] = want[where[lane]]
             want[where[lane]] = ATOMICS[NAMES[name]](want[where[lane]], int(values[lane]))
     assert w.batch.lds[:32].view(np.uint32).tolist() == want
+    assert w.v(3).tolist() == (before if returns else [77] * 64)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ def test_atomics(name):
     [
         ("ds_read_b32 v8, v1 gds", "gds"),
         ("ds_swizzle_b32 v0, v1 offset:0xc001", "pattern"),
-        ("ds_add_rtn_u32 v0, v1, v2", "ds_add_rtn_u32"),
+        ("ds_cmpst_b32 v0, v1, v2", "ds_cmpst_b32"),
         ("ds_read_b64 v8, v1", "1 registers where 2"),
     ],
 )
@@ -286,6 +285,7 @@ def test_every_opcode_of_the_table_is_in_this_file():
         | {f"ds_write_{n}" for n in STORES}
         | {f"ds_{n}" for n in NAMES}
     )
+    here |= {"ds_{}_rtn_{}".format(*n.rsplit("_", 1)) for n in NAMES}
     here |= {
         f"ds_{v}{n}"
         for v in ("read", "write")

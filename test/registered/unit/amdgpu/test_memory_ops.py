@@ -237,7 +237,8 @@ def test_scalar_loads(count):
 
 @pytest.mark.parametrize("space", ["global", "flat", "buffer"])
 @pytest.mark.parametrize("name", ATOMICS)
-def test_atomics(space, name):
+@pytest.mark.parametrize("returns", [False, True])
+def test_atomics(space, name, returns):
     """Several lanes at one address, in ascending order."""
     words = atomic_words(name, 72)
     values, memory = words[:64], words[64:]
@@ -245,19 +246,24 @@ def test_atomics(space, name):
     w.base = w.memory.place(memory, "sums")
     where = np.random.default_rng(8).integers(0, 8, 64)
     mask = 0xFFFF_FFFE_FFFF_FFFF
-    w.set("v1", values).exec(mask)
+    w.set("v1", values).set("v9", 77).exec(mask)
+    sc0 = " sc0" if returns else ""
     if space == "buffer":
         resource(w, 28).set("v4", (4 * where).astype(np.uint32))
-        w.do(f"buffer_atomic_{name} v1, v4, s[4:7], 0 offen")
+        w.do(f"buffer_atomic_{name} v1, v4, s[4:7], 0 offen{sc0}")
     else:
-        addressed(w, 4 * where).do(
-            f"{space}_atomic_{name} v[2:3], v1" + (", off" if space == "global" else "")
-        )
-    want = memory.tolist()
+        target, base = "v9, " if returns else "", ", off" if space == "global" else ""
+        addressed(w, 4 * where).do(f"{space}_atomic_{name} {target}v[2:3], v1{base}{sc0}")
+    want, before = memory.tolist(), [0] * 64
     for lane in range(64):
         if mask >> lane & 1 and not (space == "buffer" and where[lane] == 7):
+            before[lane] = want[where[lane]]
             want[where[lane]] = ATOMICS[name](want[where[lane]], int(values[lane]))
     assert w.memory.read(w.base, np.uint32, 8).tolist() == want
+    register, other = ("v1", values) if space == "buffer" else ("v9", np.full(64, 77))
+    kept = other.tolist()
+    got = [b if mask >> i & 1 and returns else kept[i] for i, b in enumerate(before)]
+    assert w.v(int(register[1:])).tolist() == got
 
 
 def test_lanes_that_are_switched_off_touch_nothing():
@@ -299,7 +305,7 @@ def test_stores_to_what_is_read_only():
         ("buffer_load_dword v10, v1, s[4:7], 0", "without offen"),
         ("buffer_load_dword v10, v1, s[4:5], 0 offen", "2 registers where 4"),
         ("buffer_load_dwordx2 v1, s[4:7], 0 offen lds", "width"),
-        ("global_atomic_add v5, v[2:3], v1, off sc0", "returns a value"),
+        ("global_atomic_cmpswap v5, v[2:3], v[8:9], off sc0", "global_atomic_cmpswap"),
         ("global_load_dword v8, v2, off", "1 registers where 2"),
         ("buffer_load_format_x v10, v1, s[4:7], 0 offen", "buffer_load_format_x"),
         ("scratch_load_dword v1, off, off", "scratch_load_dword"),

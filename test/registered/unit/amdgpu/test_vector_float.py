@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sglang_aiter_moe.amdgpu import vector_float
-from sglang_aiter_moe.amdgpu.errors import AssemblyError
+from sglang_aiter_moe.amdgpu.errors import AssemblyError, Fault
 from sglang_aiter_moe.testing.amdgpu_wave import Waves, bits, number
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -463,6 +463,110 @@ def test_neg_abs_clamp_and_output_multipliers():
     same(w.v(4, np.float32), [TWO["v_mul_f32"](TWO["v_mul_f32"](a, b), 4.0) for a, b in pairs])
 
 
+def exact64(x: Fraction) -> float:
+    return rounded(x, 52, -1022, 1023)
+
+
+def test_fma_of_doubles():
+    rng = np.random.default_rng(6)
+    cases = [
+        (1 + 2.0**-27, 1 + 2.0**-26, 2.0**-120),
+        (1 + 2.0**-27, 1 + 2.0**-26, -(2.0**-120)),
+        (2.0**-540, 2.0**-535, 0.0),
+        (3 * 2.0**-540, 2.0**-535, 2.0**-1074),
+        (2.0**600, 2.0**400, -1.0),
+        (2.0**1000, 2.0**23, -(2.0**1023)),
+        (1e300, 1e-300, -1.0),
+        (2.0**-700, 2.0**-700, 1.0),
+        (2.0**-700, 2.0**-700, 2.0**-1074),
+        (0.0, 5.0, -0.0),
+        (1.5, 2.0**-53, 1.0),
+        (1.0, 2.0**-53, 1.0),
+        (1.0, 2.0**-53, 1 + 2.0**-52),
+        (2.0**512, 2.0**512, 1.0),
+        (3.0, -(2.0**-1074), 2.0**-1022),
+        (2.0**-1074, 2.0**-1074, 2.0**-1074),
+    ]
+    while len(cases) < 62:
+        a, b = (1 + rng.integers(0, 1 << 27, 2) * 2.0**-27).tolist()
+        cases.append(
+            (
+                a * 2.0 ** rng.integers(-40, 40),
+                b,
+                float(rng.choice([-1, 1])) * 2.0 ** rng.integers(-140, 60),
+            )
+        )
+    cases += [(INF, 1.0, 2.0), (INF, 0.0, 1.0)]
+    a, b, c = (np.array(x) for x in zip(*cases, strict=True))
+    w = Waves().set("v2", a).set("v4", b).set("v6", c).set("v8", c)
+    w.do("v_fma_f64 v[0:1], v[2:3], -v[4:5], v[6:7]", "v_fmac_f64_e32 v[8:9], v[2:3], v[4:5]")
+    for i, (x, y, z) in enumerate(cases[:62]):
+        for got, product in (
+            (w.v64(0, np.float64)[i], -Fraction(x) * Fraction(y)),
+            (w.v64(8, np.float64)[i], Fraction(x) * Fraction(y)),
+        ):
+            assert got == exact64(product + Fraction(z)), (x, y, z)
+    assert w.v64(8, np.float64)[62] == INF and np.isnan(w.v64(8, np.float64)[63])
+
+
+def test_the_division_sequence_of_doubles_divides():
+    """Two Newton steps after v_rcp_f64, as LLVM prints them."""
+    rng = np.random.default_rng(7)
+    special = [
+        0.0,
+        -0.0,
+        1.0,
+        -3.0,
+        0.1,
+        1e-310,
+        2.0**-1074,
+        2.0**-1022,
+        1.7e308,
+        1e290,
+        1e-290,
+        INF,
+        -INF,
+        7.0,
+    ]
+    pairs = [(a, b) for a in special for b in special]
+    for _ in range(64 * 8):
+        m, e = 1 + rng.integers(0, 1 << 52, 2) * 2.0**-52, rng.integers(-1022, 1022, 2)
+        pairs.append((float(m[0] * 2.0 ** e[0]), float(m[1] * 2.0 ** e[1])))
+    pairs = [p for p in pairs if not (abs(p[1]) >= 2.0**1022 and math.isfinite(p[1]))]
+    pairs = pairs[: len(pairs) // 64 * 64]
+    for start in range(0, len(pairs), 64):
+        block = pairs[start : start + 64]
+        a, b = (np.array(x) for x in zip(*block, strict=True))
+        w = Waves().set("v2", a).set("v4", b)
+        w.do(
+            "v_div_scale_f64 v[6:7], s[0:1], v[4:5], v[4:5], v[2:3]", "v_rcp_f64_e32 v[8:9], v[6:7]",
+            "v_fma_f64 v[10:11], -v[6:7], v[8:9], 1.0", "v_fmac_f64_e32 v[8:9], v[8:9], v[10:11]",
+            "v_fma_f64 v[10:11], -v[6:7], v[8:9], 1.0", "v_fmac_f64_e32 v[8:9], v[8:9], v[10:11]",
+            "v_div_scale_f64 v[10:11], vcc, v[2:3], v[4:5], v[2:3]", "v_mul_f64 v[12:13], v[10:11], v[8:9]",
+            "v_fma_f64 v[6:7], -v[6:7], v[12:13], v[10:11]", "v_div_fmas_f64 v[6:7], v[6:7], v[8:9], v[12:13]",
+            "v_div_fixup_f64 v[0:1], v[6:7], v[4:5], v[2:3]",
+        )  # fmt: skip
+        for (x, y), got in zip(block, w.v64(0, np.float64).tolist(), strict=True):
+            if math.isfinite(x) and math.isfinite(y) and x != 0 and y != 0:
+                q = Fraction(x) / Fraction(y)
+                want = math.copysign(exact64(q), -1 if q < 0 else 1)
+                # A subnormal quotient is rounded twice: to 53 bits, then scaled down.
+                exactly = abs(want) >= 2.0**-1022
+                assert got == want if exactly else abs(got - want) <= 2.0**-1074, (x, y)
+            else:
+                with np.errstate(all="ignore"):
+                    want = float(np.float64(x) / np.float64(y))
+                assert (
+                    got == want and math.copysign(1, got) == math.copysign(1, want)
+                ) or np.isnan([got, want]).all()
+
+
+def test_a_double_division_that_the_manual_leaves_open_is_reported():
+    w = Waves().set("v2", np.full(64, 2.0**-30)).set("v4", np.full(64, 1.5 * 2.0**1022))
+    with pytest.raises(Fault, match="both subnormal"):
+        w.do("v_div_scale_f64 v[6:7], s[0:1], v[4:5], v[4:5], v[2:3]")
+
+
 FLOAT_RELATIONS = {
     "f": lambda a, b: False, "lt": operator.lt, "eq": operator.eq, "le": operator.le, "gt": operator.gt,
     "lg": lambda a, b: a < b or a > b, "ge": operator.ge, "o": lambda a, b: not (math.isnan(a) or math.isnan(b)),
@@ -578,6 +682,8 @@ def test_every_opcode_of_the_table_is_in_this_file():
         "v_ldexp_f32",
         "v_ldexp_f64",
         "v_fmaak_f32",
+        "v_fma_f64",
+        "v_div_fixup_f64",
         "v_fmamk_f32",
         "v_div_fixup_f32",
     }
