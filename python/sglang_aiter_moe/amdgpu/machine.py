@@ -32,11 +32,13 @@ class Statistics:
         wave_instructions: instructions executed, each wave counted by itself.
         seconds: wall clock of the interpreter.
         opcodes: opcode -> wave-instructions.
+        lines: line of the text -> wave-instructions.
     """
 
     wave_instructions: int = 0
     seconds: float = 0.0
     opcodes: Counter = field(default_factory=Counter)
+    lines: Counter = field(default_factory=Counter)
 
 
 @dataclass
@@ -125,13 +127,14 @@ def run(
         for first in range(0, total, lockstep):
             groups = np.arange(first, min(first + lockstep, total))
             done += _Runner(launch, blocks, groups).run(max_instructions - done)
-    opcodes: Counter = Counter()
+    opcodes, lines = Counter(), Counter()
     for b in blocks.values():
         if b.waves:
             end = b.start + len(b.operations) + (b.last is not None)
             for instruction in program.instructions[b.start : end]:
                 opcodes[instruction.opcode] += b.waves
-    return Statistics(sum(opcodes.values()), time.perf_counter() - started, opcodes)
+                lines[instruction.line] += b.waves
+    return Statistics(sum(opcodes.values()), time.perf_counter() - started, opcodes, lines)
 
 
 def _blocks(program: Program, entry: int) -> dict[int, _Block]:

@@ -3,7 +3,7 @@
 One byte array holds all allocations, a second one of the same size holds what each byte is. Unallocated gaps of at
 least 4 KiB lie between allocations, so an index that runs past an array is an error and not a neighbour's value.
 The first allocation ends beyond a multiple of 4 GiB, so that a carry from the low to the high half of an address is
-needed somewhere.
+needed somewhere; most bits of the upper half are set, so that code which drops one is noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.errors import ContractError
 
-BASE = 0x4000_FFFF_F000
+BASE = 0x7FFE_FFFF_F000
 GAP = 4096
 ALIGN = 256
 _ALLOCATED, _INITIALISED, _WRITABLE = 1, 2, 4

@@ -20,8 +20,7 @@ register_cpu_ci(est_time=80, suite="base-a-test-cpu")
 pytest.importorskip("triton")
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "executed"
-# The ragged cases take the same kernels with other routing; one mode of them is enough here.
-CASES = [("full", mode) for mode in vectors.MODES] + [("ragged", "a8w4")]
+CASES = vectors.CASES
 
 
 @functools.cache
@@ -58,6 +57,8 @@ def executed(shape: str, mode: str):
 def test_output(shape, mode):
     out, _, arrays = executed(shape, mode)
     assert not vectors.output_faults(out, arrays)
+    # Both round each expert's weighted result to bf16 and add two of them: the same bits, but for rare last ones.
+    assert (out == vectors.bf16(arrays["out"])).double().mean() >= 0.999
 
 
 @pytest.mark.parametrize("shape, mode", CASES)
@@ -77,7 +78,7 @@ def test_stage_1(shape, mode):
     different = (stage1["y_ptr"] != want).sum()
     # The kernels' exp and tanh differ by units in the last place: codes at a tie may fall to the other side, and
     # -0 stands for 0.
-    assert different <= 1e-3 * want.numel(), int(different)
+    assert different <= 5e-4 * want.numel(), int(different)
 
 
 @pytest.mark.parametrize("mode", ["a8w4", "a4w4"])
