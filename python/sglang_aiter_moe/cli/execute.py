@@ -17,8 +17,6 @@ def execute(
         typer.Argument(
             metavar="KERNEL.s",
             help="Assembly text for gfx942 or gfx950: Triton's asm['amdgcn'], FlyDSL's 21_final_isa.s.",
-            exists=True,
-            dir_okay=False,
         ),
     ],
     args: Annotated[
@@ -27,8 +25,6 @@ def execute(
             "--args",
             metavar="SPEC",
             help="TOML or JSON: grid, and each argument as .npy file, bytes or number (docs/amd-execution.md).",
-            exists=True,
-            dir_okay=False,
         ),
     ],
     lockstep: Annotated[
@@ -54,8 +50,16 @@ def execute(
     out = console(json_target)
     wanted = spec.load(args)
     try:
+        text = kernel.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ContractError(
+            f"{kernel} cannot be read: {error}",
+            allowed="the assembly text of a kernel",
+            fix="give the file that the compiler wrote",
+        ) from error
+    try:
         ran = spec.execute(
-            kernel.read_text(encoding="utf-8"),
+            text,
             wanted,
             lockstep=lockstep,
             max_instructions=max_instructions,

@@ -94,6 +94,14 @@ def test_json_is_the_same(folder, assembly):
     np.testing.assert_array_equal(output, np.load(folder / "x.npy") * np.float32(0.5))
 
 
+def test_files_that_cannot_be_read(folder, assembly):
+    for old, new in (("kernel.s", "none.s"), ("spec.toml", "none.toml")):
+        (folder / "kernel.s").write_text(assembly)
+        arguments = ["execute", str(folder / "kernel.s"), "--args", str(folder / "spec.toml")]
+        result = CliRunner().invoke(app, [a.replace(old, new) for a in arguments])
+        assert result.exit_code == 2 and new in result.output
+
+
 def test_a_kernel_that_leaves_its_array(folder, assembly):
     (folder / "spec.toml").write_text(SPEC.replace("reserve = 6144", "reserve = 6000"))
     result = command(folder, assembly)
