@@ -34,6 +34,10 @@ def matrix(
     covering: Annotated[
         bool, typer.Option("--covering", help="Only as many cells as every pair of values needs.")
     ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Only every N-th of the cells, from the I-th on."),
+    ] = None,
     case: Annotated[
         str | None, typer.Option(metavar="GLOB", help="Only cells whose name matches.")
     ] = None,
@@ -65,12 +69,14 @@ def matrix(
         raise typer.BadParameter("--full and --covering exclude each other")
     chosen = "full" if full else "covering" if covering else "default"
     cells = matrix_cells.SETS[chosen]()
+    if part is not None:
+        cells = matrix_cells.part(cells, *_part(part))
     if case is not None:
         cells = tuple(cell for cell in cells if fnmatchcase(cell.name, case))
     if not cells:
         raise typer.BadParameter(f"--case {case}: no cell matches; --list shows them")
     if store is not None and case is not None:
-        raise typer.BadParameter("--store keeps whole sets: leave --case out")
+        raise typer.BadParameter("--store keeps sets and parts of them: leave --case out")
     out = console(json_target)
     if list_only:
         for cell in cells:
@@ -86,6 +92,14 @@ def matrix(
     write_json(_report(results), json_target)
     holds = all(one.holds for one in results if one.side.patched)
     raise typer.Exit(0 if holds else 1)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """(number, parts) of "I/N"."""
+    number, slash, parts = text.partition("/")
+    if slash and number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
+        return int(number), int(parts)
+    raise typer.BadParameter(f"--part {text}: I/N with 1 <= I <= N is needed, as in 2/16")
 
 
 def _run(

@@ -50,11 +50,13 @@ def files() -> dict[str, Callable[[], str]]:
 
 
 def _matrix(what: str) -> str:
-    """The matrix's page or picture, from the results in docs/matrix.json."""
+    """The matrix's page or picture, from the results in docs/matrix.json and docs/matrix_full.json."""
     from sglang_aiter_moe.matrix import picture, report, stored
 
     kept = stored.load(ROOT / "docs" / "matrix.json")
-    return report.markdown(kept) if what == "markdown" else picture.svg(kept)
+    if what == "svg":
+        return picture.svg(kept)
+    return report.markdown(kept, stored.load(ROOT / "docs" / "matrix_full.json"))
 
 
 def layout_picture(form: str, scales: bool, rows: int, cols: int) -> str:

@@ -20,6 +20,8 @@ AITER = ("0.1.12", "0.1.14", "0.1.19", "0.1.19.post1", "6dc26b7a8", "0.1.20")
 ARCHES = ("gfx942", "gfx950", "gfx1250")
 #: Both sides of AITER's bound of 256; 2 is few enough for a split K.
 TOKENS = (2, 255, 256, 257)
+#: Both sides of the bound that FP8_BOUND=512 sets.
+TOKENS_AT_512 = (511, 512, 513)
 ACTIVATIONS = (
     "situv2",
     "swiglu",
@@ -60,6 +62,8 @@ CHANGES: dict[str, tuple[str, str | None] | None] = {
     "process again": None,
     "update from disk": None,
     "update from tensors": None,
+    "broken update from disk": None,
+    "broken update from tensors": None,
 }
 
 
@@ -75,7 +79,7 @@ class Cell:
             SGLANG_USE_AITER_MOE_GU_ITLV; None: not set.
         setting: a key of SETTINGS.
         arch, aiter: the machine.
-        tokens: M of the call.
+        tokens: M of the call; one of TOKENS or TOKENS_AT_512.
         parallel: one of PARALLEL.
         bias: the experts have biases.
         change: a key of CHANGES.
@@ -158,6 +162,13 @@ def _blocks() -> Iterator[Cell]:
         gu_itlv=(None, "0", "1"),
         tokens=TOKENS,
         **newest,
+    )
+    yield from _product(
+        activation=ACTIVATIONS,
+        rows=ROWS,
+        setting=("FP8_BOUND=512",),
+        gu_itlv=(None, "0", "1"),
+        tokens=TOKENS_AT_512,
     )
     yield from _product(
         **situ, rows=ROWS, setting=tuple(SETTINGS), a8w4=(None, "1"), a4w4=(None, "1"), arch=ARCHES
@@ -266,6 +277,11 @@ def covering(strength: int = 2) -> tuple[Cell, ...]:
 def groups(cell: Cell, strength: int) -> list[tuple]:
     """Every choice of ``strength`` axes with the cell's values."""
     return list(itertools.combinations(zip(AXES, astuple(cell), strict=True), strength))
+
+
+def part(cells: tuple[Cell, ...], number: int, parts: int) -> tuple[Cell, ...]:
+    """Every ``parts``-th cell, from the ``number``-th on; ``number`` counts from 1."""
+    return cells[number - 1 :: parts]
 
 
 def _digest(cell: Cell) -> int:

@@ -22,12 +22,21 @@ class Kind:
         title: for people.
         public: issues and pull requests that report it; "" where none was found.
         applies: whether a silently wrong cell is of this kind.
+        near: where "public" is empty: the nearest report, and how it differs.
     """
 
     key: str
     title: str
     public: str
     applies: Callable[[Cell, Outcome], bool]
+    near: str = ""
+
+    @property
+    def reported(self) -> str:
+        """For a table: where it is public, or that nothing was found."""
+        if self.public:
+            return self.public
+        return f"none found; nearest: {self.near}" if self.near else "none found"
 
 
 def _changed_variable(cell: Cell, outcome: Outcome) -> bool:
@@ -54,6 +63,12 @@ def _has(difference: str) -> Callable[[Cell, Outcome], bool]:
 #: In this order: a cell is of the first kind that applies.
 KINDS = (
     Kind(
+        "broken update",
+        "an update that does not fit is written all the same",
+        "",
+        lambda cell, outcome: cell.change.startswith("broken"),
+    ),
+    Kind(
         "laid out twice",
         "weights are laid out again by a second post-processing or an update",
         "sglang#28963, sglang#21825",
@@ -71,12 +86,19 @@ KINDS = (
         "",
         _changed_variable,
     ),
-    Kind("another activation", "SiLU and GELU layers run as SwiGLU-OAI", "", _has("activation")),
+    Kind(
+        "another activation",
+        "SiLU and GELU layers run as SwiGLU-OAI",
+        "",
+        _has("activation"),
+        "sglang#34540, the reverse (Quark's SwiGLU-OAI runs as SiLU)",
+    ),
     Kind(
         "spelling",
         "a SiTUv2 flag that SGLang and AITER read differently",
         "",
         lambda cell, outcome: cell.activation == "situv2" and _misread(cell, outcome),
+        "vllm#52442 (AITER's flag is on, vLLM's own for the layout is not)",
     ),
     Kind(
         "SiTUv2 layout",
@@ -93,7 +115,7 @@ KINDS = (
     Kind(
         "gate_mode",
         "gate_mode says another layout than the bytes have, or AITER's gate_mode decides nothing",
-        "",
+        "sglang#26884, vllm#44893, aiter#5760",
         _has("layout"),
     ),
     Kind(
@@ -102,8 +124,13 @@ KINDS = (
         "sglang#27201, aiter#4108",
         _has("pads"),
     ),
-    Kind("bias dropped", "AITER picks a kernel that adds no bias", "", _has("bias")),
-    Kind("limit", "the kernel clamps with a built-in limit, or not at all", "", _has("limit")),
+    Kind("bias dropped", "AITER picks a kernel that adds no bias", "aiter#4526", _has("bias")),
+    Kind(
+        "limit",
+        "the kernel clamps with a built-in limit, or not at all",
+        "aiter#4526, aiter#5502",
+        _has("limit"),
+    ),
     Kind("betas", "SiTUv2 with other constants than the model's", "", _has("betas")),
     Kind("other", "not explained by what is recorded", "", lambda cell, outcome: True),
 )

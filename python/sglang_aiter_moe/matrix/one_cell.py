@@ -18,13 +18,14 @@ from sglang_aiter_moe.matrix.cells import CHANGES, Cell
 from sglang_aiter_moe.matrix.layer import (
     ACTIVATIONS,
     EXPERTS,
+    NEW_SEED,
     PREFIX,
     SIZES,
     TOPK,
     Rank,
     batch,
+    broken,
     checkpoint,
-    weights_seed,
     whole,
 )
 from sglang_aiter_moe.matrix.trace import Trace
@@ -227,8 +228,10 @@ class Worker:
     def change(self, cell: Cell, carrier: Carrier) -> None:
         """What the cell says happens after the load.
 
+        A server goes on after a failed update. After a broken one its answers have to be those of the old weights.
+
         Raises:
-            UpdateFailed: SGLang's updater says so.
+            UpdateFailed: SGLang's updater says so of tensors that fit.
         """
         rocm.change_environment(cell)
         if CHANGES[cell.change] is not None or cell.change == "nothing":
@@ -236,13 +239,15 @@ class Worker:
         if cell.change == "process again":
             carrier.experts.quant_method.process_weights_after_loading(carrier.experts)
             return
-        tensors = checkpoint(whole(cell.rows, cell.bias, weights_seed(cell)), cell.rows)
+        tensors = checkpoint(whole(cell.rows, cell.bias, NEW_SEED), cell.rows)
+        fits = not cell.change.startswith("broken")
+        tensors = tensors if fits else broken(tensors)
         updater = self._updater(carrier)
-        if cell.change == "update from disk":
+        if cell.change.endswith("from disk"):
             done, message = self._from_disk(updater, tensors)
         else:
             done, message = self._from_tensors(updater, tensors, carrier)
-        if not done:
+        if fits and not done:
             raise UpdateFailed(message)
 
     def _updater(self, carrier: Carrier) -> Any:

@@ -154,7 +154,7 @@ def run_without(
     """The same with each of some patches left out, one after another in one process.
 
     Args:
-        without: names of patches; None leaves out none, and comes first if it comes.
+        without: names of patches, several joined by " + "; None leaves out none, and comes first if it comes.
     """
     order = list(cells)
     if seed is not None:

@@ -25,7 +25,7 @@ _LETTERS = {
 _OTHER_MODE = ":"
 NOT_RUN = " "
 #: A silently wrong cell has the letter of its kind.
-_KINDS = {kind.key: letter for kind, letter in zip(KINDS, "ABDEFGHIJKLMN", strict=True)}
+_KINDS = {kind.key: letter for kind, letter in zip(KINDS, "CABDEFGHIJKLMN", strict=True)}
 _CLASS_OF = {letter: kind for kind, letter in _LETTERS.items()} | {_OTHER_MODE: Class.RIGHT}
 _KIND_OF = {letter: key for key, letter in _KINDS.items()}
 

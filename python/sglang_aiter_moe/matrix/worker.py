@@ -1,9 +1,9 @@
 """Runs many cells in one process, for one SGLang release, with the patch set or without.
 
 ``python -m sglang_aiter_moe.matrix.worker JOB PORT``: JOB is a JSON file, ``{"cells": [...], "without": [...]}``. The
-cells run once for each entry of ``without``: null for the patch set as it is, or the name of a patch to leave out.
-Prints one line ``CELL {json}`` for each, and ``RESULT {json}`` at the end. Whether the patch set is on at all is up
-to SGLANG_AITER_MOE_ENABLE.
+cells run once for each entry of ``without``: null for the patch set as it is, or the name of a patch to leave out,
+or several joined by " + ". Prints one line ``CELL {json}`` for each, and ``RESULT {json}`` at the end. Whether the
+patch set is on at all is up to SGLANG_AITER_MOE_ENABLE.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def main(job: Path, port: int) -> None:
 
 
 def leave_out(name: str | None) -> None:
-    """Takes one patch out of this process, and puts back what was taken out before.
+    """Takes patches out of this process, and puts back what was taken out before.
 
     Args:
-        name: of a patch that is in force; None: only put back.
+        name: of a patch that is in force, or several joined by " + "; None: only put back.
 
     Raises:
         ValueError: no such patch is in force.
@@ -82,14 +82,12 @@ def leave_out(name: str | None) -> None:
 
     while _left_out:
         install(_left_out.pop())
-    if name is None:
-        return
-    for state in plugin.states():
-        if state.patch.name == name and state.status.value == "in force":
-            uninstall(state)
-            _left_out.append(state)
-            return
-    raise ValueError(f"no patch called {name!r} is in force")
+    in_force = {s.patch.name: s for s in plugin.states() if s.status.value == "in force"}
+    for one in name.split(" + ") if name else ():
+        if one not in in_force:
+            raise ValueError(f"no patch called {one!r} is in force")
+        uninstall(in_force[one])
+        _left_out.append(in_force[one])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Which cells of the matrix each patch is for: what has to show when it alone is left out."""
+"""Which cells of the matrix each patch is for: what has to show when it alone is left out.
+
+Every patch of the table is either in :data:`CONTROLS` or, with what tests it, in :data:`OUTSIDE`.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,10 @@ def control_cells() -> tuple[Cell, ...]:
         Cell(**swiglu, change="process again", tokens=255),
         Cell(**swiglu, change="update from disk", tokens=255),
         Cell(**swiglu, change="update from tensors", tokens=255),
+        Cell(change="broken update from disk"),
+        Cell(**swiglu, change="broken update from disk", tokens=255),
+        Cell(a8w4="1", change="broken update from tensors"),
+        Cell(**swiglu, change="broken update from tensors", tokens=255),
     )
 
 
@@ -105,6 +112,10 @@ def _decided_at_the_call(cell: Cell, whole: Class) -> bool:
     return unlimited or changed or cell.arch == "gfx1250"
 
 
+def _changed_by(change: str) -> Callable[[Cell, Class], bool]:
+    return lambda cell, whole: cell.change == change
+
+
 _NOTHING = Control(_none, frozenset())
 _ANY = frozenset(Class)
 CONTROLS: dict[str, Control] = {
@@ -116,11 +127,74 @@ CONTROLS: dict[str, Control] = {
     "AITER runner": Control(
         _decided_at_the_call, frozenset({Class.SILENT_WRONG, Class.CRASHED, Class.REFUSED_LATE})
     ),
-    # For other callers, or behind another patch that does the same: layers with a plan do not need these.
+    "MXFP4 weights in update_weights_from_disk": Control(
+        _changed_by("broken update from disk"), frozenset({Class.SILENT_WRONG})
+    ),
+    "MXFP4 weights in update_weights_from_tensor": Control(
+        _changed_by("broken update from tensors"), frozenset({Class.SILENT_WRONG})
+    ),
+    # For other callers, or behind another patch (BEHIND): layers with a plan do not need these.
     "w13 layout selector": _NOTHING,
     "MXFP4 activation": _NOTHING,
     "gate_mode and plan of a call": _NOTHING,
     "raw form before a weight update": _NOTHING,
-    "MXFP4 weights in update_weights_from_disk": _NOTHING,
-    "MXFP4 weights in update_weights_from_tensor": _NOTHING,
+    "MXFP4 weights in begin_weight_update": _NOTHING,
+    "MXFP4 weights in end_weight_update": _NOTHING,
+    "AITER quant type": _NOTHING,
+}
+
+
+def _left_to_the_selector(cell: Cell, whole: Class) -> bool:
+    """SiTUv2 in A16W4 where SGLang can load it."""
+    a16w4 = cell.activation == "situv2" and "1" not in (cell.a8w4, cell.a4w4)
+    unmasked = cell.change in ("nothing", "set A8W4=1") and not cell.parallel.startswith("ep")
+    return a16w4 and unmasked and cell.arch != "gfx1250" and cell.aiter == "0.1.20"
+
+
+def _left_to_the_runner(cell: Cell, whole: Class) -> bool:
+    """What SGLang calls SwiGLU although it is not, and what it calls separated and is."""
+    if cell.activation == "swiglu_unclamped":
+        return cell.gu_itlv == "0"
+    other = cell.activation in ("silu", "silu_limit2", "gelu")
+    return other and not _decided_at_the_call(cell, whole)
+
+
+#: Patch -> the one that makes it unnecessary, and the cells that change when both are left out and not only that one.
+BEHIND: dict[str, tuple[str, Callable[[Cell, Class], bool]]] = {
+    "w13 layout selector": ("MXFP4 plan and sizes", _left_to_the_selector),
+    "MXFP4 activation": ("MXFP4 call", _left_to_the_runner),
+}
+
+_UPDATES = "model_executor/test_weight_updater.py"
+_ROUTING = "../e2e/test_routing.py"
+_BIAS = "layers/moe/test_topk_correction_bias_cache.py"
+_FLASHINFER = "../e2e/test_no_op.py"
+#: Patches of what no cell does (another way to update, routing, NVIDIA's kernels), and the test of each, below
+#: ``test/registered/unit``.
+OUTSIDE = {
+    "self-check before the first MoE layer": "test_plugin.py",
+    "MXFP4 weights in update_weights_from_ipc": _UPDATES,
+    "MXFP4 weights in update_weights_from_distributed": _UPDATES,
+    "MXFP4 weights in load_weights_from_distributed": _UPDATES,
+    "output buffer of a call": "patches/test_glue.py",
+    "correction bias in the wider dtype": _BIAS,
+    "correction bias cache": _BIAS,
+    "owner of a correction bias's copies": _BIAS,
+    "correction bias after update_weights_from_disk": _ROUTING,
+    "correction bias after update_weights_from_distributed": _ROUTING,
+    "correction bias after update_weights_from_tensor": _ROUTING,
+    "correction bias after update_weights_from_ipc": _ROUTING,
+    "correction bias after resume_memory_occupation": _ROUTING,
+    "correction bias after check_weights": _ROUTING,
+    "correction bias after end_weight_update": _ROUTING,
+    "correction bias after update_expert_location_with_recovery": _ROUTING,
+    "published output of FlashInfer's MXFP4 kernel": _FLASHINFER,
+    "published output of FlashInfer's MXFP4 runner": _FLASHINFER,
+    "fused routing: biased_grouped_topk_gpu": _ROUTING,
+    "fused routing: biased_topk_jit_kernel_impl": _ROUTING,
+    "SiTUv2 routing bias of FlashInfer's MXFP4 kernel in the wider dtype": _FLASHINFER,
+    "SiTUv2 routing bias of FlashInfer's MXFP4 runner in the wider dtype": _FLASHINFER,
+    "portable routing: _use_aiter": _ROUTING,
+    "portable routing: aiter_biased_grouped_topk": _ROUTING,
+    "portable routing: aiter_fused_topk": _ROUTING,
 }

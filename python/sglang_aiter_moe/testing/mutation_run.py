@@ -13,7 +13,9 @@ import hashlib
 import importlib.abc
 import importlib.util
 import json
+import math
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -31,9 +33,15 @@ _TOTAL = "contract/test_plan_total.py"
 _MX = "layers/quantization/test_mxfp4_"
 _RUNNER = (
     "patches/test_glue.py",
+    "layers/moe/test_aiter_runner_upstream.py",
     "layers/moe/test_aiter_runner.py",
     f"{_MX}situ_output.py",
-    "layers/moe/test_aiter_runner_upstream.py",
+)
+_BIAS = (
+    "patches/test_glue.py",
+    "patches/test_routing_glue.py",
+    "patches/test_select_experts.py",
+    "layers/moe/test_topk_correction_bias_cache.py",
 )
 _LAYOUT = (f"{_MX}situ_weight_layout.py", f"{_MX}reload.py")
 #: Module -> its tests, the quickest first.
@@ -63,8 +71,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "srt/layers/moe/moe_runner/call_arguments.py": _RUNNER,
     "srt/layers/moe/moe_runner/dispatch.py": _RUNNER,
     "srt/layers/moe/moe_runner/expert_ids.py": _RUNNER,
-    "srt/layers/moe/correction_bias.py": ("layers/moe/test_topk_correction_bias_cache.py",),
-    "srt/layers/moe/topk.py": ("layers/moe/test_topk_correction_bias_cache.py",),
+    "srt/layers/moe/correction_bias.py": _BIAS,
+    "srt/layers/moe/topk.py": _BIAS,
     "srt/layers/quantization/mxfp4.py": (*_LAYOUT, f"{_MX}situ_output.py"),
     "srt/layers/quantization/mxfp4_checkpoint.py": _LAYOUT,
     "srt/layers/quantization/mxfp4_layer_weights.py": (f"{_MX}reload.py", f"{_MX}watch.py"),
@@ -81,6 +89,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "srt/layers/quantization/mxfp4_watch.py": (f"{_MX}watch.py", f"{_MX}reload.py"),
     "srt/layers/zero_copy_context.py": _RUNNER,
+    "srt/model_executor/model_runner_components/ranks.py": (
+        "model_executor/test_weight_updater.py",
+    ),
     "srt/model_executor/model_runner_components/weight_updater.py": (
         "model_executor/test_weight_updater.py",
     ),
@@ -89,6 +100,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 #: Modules without tests here, and why.
 ELSEWHERE = {
     "contract/_device_kernels.py": "GPU kernels, which are off until executed on one",
+    "contract/_device_scale_kernels.py": "the same",
     "contract/device_moves.py": "their host side",
     "srt/layers/moe/moe_runner/flashinfer_trtllm.py": "runs inside SGLang alone: test/registered/e2e",
     "srt/layers/quantization/mxfp4_method.py": "runs inside SGLang alone: the matrix",
@@ -115,35 +127,38 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def passes(name: str, source: str | None, tests: Sequence[str], limit: float) -> tuple[str, float]:
-    """("survived" | "killed" | "timeout", seconds) of a module's tests with another source of the module.
+    """("survived" | "killed" | "timeout", processor seconds) of a module's tests with another source of the module.
 
     Args:
         name: of the module, a key of TESTS.
         source: in place of the file's; None for the file itself.
         tests: below UNIT.
-        limit: seconds after which it counts as killed by an endless loop.
+        limit: processor seconds after which it counts as killed by an endless loop; twenty times as many by the clock
+            (a busy machine), for one that waits for ever.
     """
     start = time.monotonic()
     child = os.fork()
     if child == 0:
-        _become_test_run(name, source, tests)
+        _become_test_run(name, source, tests, limit)
     while True:
-        done, status = os.waitpid(child, os.WNOHANG)
+        done, status, used = os.wait4(child, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
-            return ("survived" if code == 0 else "killed"), time.monotonic() - start
-        if time.monotonic() - start > limit:
+            found = {0: "survived", -signal.SIGXCPU: "timeout"}.get(code, "killed")
+            return found, used.ru_utime + used.ru_stime
+        if time.monotonic() - start > 20 * limit:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return "timeout", time.monotonic() - start
+            return "timeout", limit
         time.sleep(0.02)
 
 
-def _become_test_run(name: str, source: str | None, tests: Sequence[str]) -> None:
+def _become_test_run(name: str, source: str | None, tests: Sequence[str], limit: float) -> None:
     """In the fork: never returns."""
     code = 70
     try:
         os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit) + 5))
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
@@ -168,8 +183,16 @@ def preload() -> None:
     torch.set_num_threads(1)
 
 
+def _distinct(name: str) -> list[Mutant]:
+    """A module's mutants; of equal ones on one line, the first."""
+    found: dict[str, Mutant] = {}
+    for mutant in mutants((PACKAGE / name).read_text()):
+        found.setdefault(mutant.name, mutant)
+    return list(found.values())
+
+
 def _chosen(name: str, share: float) -> list[Mutant]:
-    found = mutants((PACKAGE / name).read_text())
+    found = _distinct(name)
     return sample(found, max(3, round(share * len(found))), name)
 
 
@@ -185,6 +208,7 @@ def main() -> None:
         "--minutes", type=float, default=7, help="stop after so long; run again to go on"
     )
     parser.add_argument("--only", default="*", help="glob of modules")
+    parser.add_argument("--survivors", action="store_true", help="run those again")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     results = json.loads(options.results.read_text()) if options.results.exists() else {}
@@ -192,17 +216,22 @@ def main() -> None:
     preload()
     names = [name for name in TESTS if fnmatch(name, options.only)]
     sources = _sources(names)
+    unchanged: dict[tuple[str, ...], tuple[str, float]] = {}
     for name in names:
         entry = results.get(name, {})
         if entry.get("source") != sources[name]:
             entry = {"source": sources[name], "mutants": 0, "ran": {}}
         results[name] = entry
         chosen = _chosen(name, options.share)
-        entry["mutants"] = len(mutants((PACKAGE / name).read_text()))
+        entry["mutants"] = len(_distinct(name))
+        if options.survivors:
+            entry["ran"] = {m: v for m, v in entry["ran"].items() if v != "survived"}
         todo = [mutant for mutant in chosen if mutant.name not in entry["ran"]]
         if not todo or time.monotonic() > end:
             continue
-        verdict, seconds = passes(name, None, TESTS[name], 600)
+        if TESTS[name] not in unchanged:
+            unchanged[TESTS[name]] = passes(name, None, TESTS[name], 600)
+        verdict, seconds = unchanged[TESTS[name]]
         if verdict != "survived":
             print(f"{name}: its tests fail without any change", flush=True)
             continue
@@ -216,7 +245,7 @@ def main() -> None:
     options.results.write_text(json.dumps(results, indent=1) + "\n")
     ran = [verdict for entry in results.values() for verdict in entry["ran"].values()]
     killed = sum(verdict != "survived" for verdict in ran)
-    left = sum(len(_chosen(n, options.share)) - len(results[n]["ran"]) for n in names)
+    left = sum(m.name not in results[n]["ran"] for n in names for m in _chosen(n, options.share))
     print(f"{killed} of {len(ran)} killed; {left} of the chosen ones not run yet")
 
 

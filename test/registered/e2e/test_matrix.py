@@ -13,7 +13,7 @@ import pytest
 from sglang_aiter_moe.matrix import cells, stored
 from sglang_aiter_moe.matrix.classes import Class
 from sglang_aiter_moe.matrix.run import Side, run, run_without, sglang_of
-from sglang_aiter_moe.testing.matrix_controls import CONTROLS, control_cells
+from sglang_aiter_moe.testing.matrix_controls import BEHIND, CONTROLS, control_cells
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=150, suite="base-a-test-cpu")
@@ -44,7 +44,7 @@ def runs():
         for number, side in enumerate(SIDES):
             sglang = sglang_of(side.release)
             started.start(side, run, covering, side, sglang, seed=number, timeout=1800)
-        names = [None, *CONTROLS]
+        names = [None, *CONTROLS, *(f"{front} + {name}" for name, (front, _) in BEHIND.items())]
         started.start(
             "controls",
             run_without,
@@ -96,6 +96,15 @@ def test_without_a_patch_the_matrix_shows_its_cells_and_no_others(runs, name):
     assert changed == mine
     worse = {without[cell] for cell in whole if cell.name in changed}
     assert worse <= CONTROLS[name].becomes
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_patch_behind_another_shows_when_that_is_left_out_too(runs, name):
+    results = runs["controls"].result()
+    front, breaks = BEHIND[name]
+    one, both = results[front].classes(), results[f"{front} + {name}"].classes()
+    changed = {cell.name for cell in one if both[cell] is not one[cell]}
+    assert changed == {cell.name for cell in one if breaks(cell, one[cell])}
 
 
 if __name__ == "__main__":

@@ -193,6 +193,10 @@ def test_a_keyword_that_this_aiter_does_not_know():
         plan(DEEPSEEK, {BOUND: "0"}, aiter=without("swiglu_limit"))
     with pytest.raises(ContractError, match="SiTUv2"):
         plan(K3, aiter=without("situv2"))
+    env = {ITLV: "0", "GPTOSS_SWIGLU_MXFP4_BF16_BOUND": "0"}
+    with pytest.raises(ContractError, match="keyword swiglu_limit"):
+        plan(MoeSpec("swiglu", **PLAIN, swiglu_limit=5.0), env, aiter=without("swiglu_limit"))
+    plan(MoeSpec("swiglu", **PLAIN, swiglu_limit=7.0), env, aiter=without("swiglu_limit"))
 
 
 def test_an_sglang_without_a_release_counts_as_new():

@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -187,6 +188,17 @@ def test_sixteen_bytes_at_a_time_where_that_is_possible():
         assert split.shape[:-1] == (*tensor.shape[:-1], tensor.shape[-1] // 16)
     both = _bytes.words16(whole, memory[8:4104].view(2, 32, 64))
     assert [split.shape[-1] for split in both] == [16, 16]
+
+
+def test_gpu_kernels_move_between_two_gpu_tensors_only(monkeypatch):
+    kernels = object()
+    monkeypatch.setattr(_bytes, "_kernels", lambda: kernels)
+    gpu, cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    assert _bytes.gpu_moves(gpu, gpu) is kernels
+    for source, target in ((gpu, cpu), (cpu, gpu), (cpu, cpu)):
+        assert _bytes.gpu_moves(source, target) is None
+    monkeypatch.setattr(_bytes, "GPU_KERNELS", False)
+    assert _bytes.gpu_moves(gpu, gpu) is None
 
 
 def test_what_the_gpu_kernels_are_told(monkeypatch):

@@ -68,13 +68,23 @@ def test_every_activation_meets_both_sides_of_the_bound_and_every_rank(full, act
     here = [c for c in full if c.activation == activation]
     assert {c.rows for c in here} == {"halves", "interleaved"}
     assert {c.arch for c in here} == {"gfx942", "gfx950", "gfx1250"}
-    assert {255, 256} <= {c.tokens for c in here if c.arch == "gfx950"}
+    assert {255, 256, 257} <= {c.tokens for c in here if c.arch == "gfx950"}
+    at_512 = {c.tokens for c in here if c.environment.get("AITER_BF16_FP8_MOE_BOUND") == "512"}
+    assert {511, 512, 513} <= at_512
     assert {c.parallel for c in here} == set(cells.PARALLEL)
     unset = (
         {"unset A8W4", "unset A4W4"} if activation != "situv2" else set()
     )  # there they were never set
     assert {c.change for c in here} == set(cells.CHANGES) - unset
     assert {c.bias for c in here} == {True, False}
+
+
+@pytest.mark.parametrize("parts", (1, 3, 7))
+def test_parts_are_the_whole_and_do_not_overlap(covering, parts):
+    found = [cells.part(covering, number, parts) for number in range(1, parts + 1)]
+    together = [cell for part in found for cell in part]
+    assert len(together) == len(covering) and set(together) == set(covering)
+    assert found[0][0] == covering[0] and max(map(len, found)) - min(map(len, found)) <= 1
 
 
 def test_a_change_changes_something(full):

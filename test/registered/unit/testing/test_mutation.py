@@ -111,6 +111,7 @@ broken = source.replace("KERNEL_MULTIPLE = 128", "KERNEL_MULTIPLE = 64")
 assert broken != source
 print(*(passes(name, text, tests, 100)[0] for text in (None, source, broken)))
 print(passes(name, "while True: pass", tests, 2)[0])
+print(passes(name, "import time; time.sleep(1000)", tests, 0.1)[0])
 """
 
 
@@ -118,7 +119,7 @@ def test_a_run_tells_a_guarded_change_from_none():
     done = subprocess.run(
         [sys.executable, "-c", CHECK], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["survived", "survived", "killed", "timeout"]
+    assert done.stdout.split() == ["survived", "survived", "killed", "timeout", "timeout"]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sglang_aiter_moe.contract import Capabilities, MoeSpec, Target, plan_moe
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.srt.layers import zero_copy_context
+from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter as runner
 from sglang_aiter_moe.srt.layers.moe.moe_runner import call_arguments, dispatch
 from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import (
     AiterMoeQuantInfo,
@@ -613,6 +614,51 @@ def test_sglangs_context_is_read_where_sglang_is_imported(aiter, monkeypatch):
     context.ctx.moe_output = output
     assert run() is output
     assert asked == [((TOKENS, HIDDEN), torch.bfloat16, torch.device("cpu"))]
+
+
+def returned(result, runner_input=None):
+    """What becomes of what SGLang's own call has returned."""
+    output = types.SimpleNamespace(hidden_states=result)
+    assert runner.delivered(output, runner_input or make_input()) is output
+    return output.hidden_states
+
+
+def test_what_sglangs_own_call_returns_is_delivered_too(monkeypatch):
+    result, published = torch.ones(TOKENS, HIDDEN, dtype=torch.bfloat16), buffer()
+    assert returned(result) is result
+    with zero_copy_context.set_moe_output(published):
+        assert returned(result) is published and torch.equal(published, result)
+        assert returned(published) is published
+        assert returned(None) is None  # a result that is finished later
+        own = make_input(output=buffer())
+        assert returned(result, own) is result
+        monkeypatch.setenv("SGLANG_AITER_MOE_ENABLE", "0")
+        assert returned(result) is result
+    with zero_copy_context.set_moe_output(buffer(tokens=TOKENS + 1)):
+        assert returned(result) is result
+
+
+@pytest.mark.parametrize("optional", [(), ("output",), ("no_combine",), ("output", "no_combine")])
+def test_the_probes_tell_what_aiter_names(optional):
+    with fake_aiter.installed(optional=optional):
+        assert runner._aiter_fused_moe_supports_output() is ("output" in optional)
+        assert runner._aiter_fused_moe_supports_no_combine() is ("no_combine" in optional)
+
+
+def test_a_config_that_says_nothing_is_sglangs():
+    """sglang 0.5.23's MoeRunnerConfig: a gated SiLU layer whose results are weighted and summed."""
+    config = MoeRunnerConfig()
+    stated = {name: value for name, value in vars(config).items() if value is not None}
+    assert stated == {
+        "activation": "silu", "is_gated": True, "apply_router_weight_on_input": False,
+        "no_combine": False, "gate_up_interleaved": True,
+    }  # fmt: skip
+
+
+def test_who_states_what_the_bytes_are():
+    assert not runner.is_stated(make_info()) and not runner.is_stated(object())
+    assert runner.is_stated(make_info(plan=make_plan()))
+    assert runner.is_stated(make_info(gate_mode="interleave"))
 
 
 # --- dispatch formats ----------------------------------------------------------------------------------

@@ -96,8 +96,9 @@ def test_restoring_gives_the_raw_form_where_it_was(plan):
     for name, parameter in layer.named_parameters():
         assert (id(parameter), parameter.weight_loader) == (were[name][0], were[name][2])
         if not name.endswith("bias"):
-            assert parameter.data_ptr() == were[name][1]
+            assert parameter.data_ptr() == were[name][1] and parameter.is_shuffled is False
     mxfp4.prepare_weights(layer, plan)
+    assert layer.w13_weight.is_shuffled is True
     assert same(packed_bytes(layer), before) and identity(layer) == were
 
 
