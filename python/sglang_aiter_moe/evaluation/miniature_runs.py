@@ -180,7 +180,7 @@ def run(
     if setting.ranks > 1:
         arguments.append(f"--tensor-parallel-size={setting.ranks}")
     result = Run(setting, sglang.release)
-    say(f"{setting}, SGLang {sglang.release}: starting sglang serve")
+    say(f"{setting}, SGLang {sglang.release}: starting sglang serve, a minute or two")
     start = time.monotonic()
     try:
         with serving(
