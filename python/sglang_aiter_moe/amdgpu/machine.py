@@ -66,6 +66,7 @@ class _Launch:
     block: tuple[int, int, int]
     lds_bytes: int
     checked: bool
+    scratch_address: int
 
 
 def run(
@@ -111,15 +112,20 @@ def run(
             fix="lay them out by Kernel.arguments",
         )
     started = time.perf_counter()
+    shape = block or (described.workgroup_size, 1, 1)
     blocks = _blocks(program, described.entry)
     address = memory.place(
         np.frombuffer(kernargs or b"\0" * 8, np.uint8), "kernargs", writable=False
     )
+    scratch = 0
+    if described.scratch_bytes:
+        waves = min(lockstep, int(np.prod(grid))) * -(-int(np.prod(shape)) // LANES)
+        scratch = memory.reserve(waves * LANES * described.scratch_bytes, "scratch")
     memory.settle()
     launch = _Launch(
         program, described, memory, address, kernargs, grid,
-        block or (described.workgroup_size, 1, 1),
-        described.lds_bytes if lds_bytes is None else lds_bytes, checked,
+        shape,
+        described.lds_bytes if lds_bytes is None else lds_bytes, checked, scratch,
     )  # fmt: skip
     total = int(np.prod(grid))
     done = 0
@@ -191,6 +197,14 @@ class _Runner:
             launch.lds_bytes, launch.checked,
         )  # fmt: skip
         b.memory = launch.memory
+        if size := launch.kernel.scratch_bytes:
+            # One batch after another uses the same bytes.
+            launch.memory.forget(launch.scratch_address, waves * LANES * size)
+            lanes = np.arange(waves * LANES, dtype=np.uint64).reshape(waves, LANES)
+            b.scratch_bytes, b.scratch_at = (
+                size,
+                np.uint64(launch.scratch_address) + lanes * np.uint64(size),
+            )
         self._ids = np.arange(waves)
         self._pc = np.full(waves, launch.kernel.entry, np.int64)
         self._waiting = np.zeros(waves, bool)

@@ -102,6 +102,14 @@ class Memory:
         start = address - BASE
         return (self._state[start : start + nbytes] & _INITIALISED) != 0
 
+    def forget(self, address: int, nbytes: int) -> None:
+        """Marks bytes of a reservation as never written."""
+        start = address - BASE
+        self._state[start : start + nbytes] &= ~np.uint8(_INITIALISED)
+        for a in self.allocations:
+            if a.start <= start < a.end:
+                a.initialised = False
+
     def describe(self, address: int) -> str:
         """Where an address is, in words."""
         offset = address - BASE

@@ -30,12 +30,12 @@ U8, U16, U32, I32, U64, I64 = np.uint8, np.uint16, np.uint32, np.int32, np.uint6
 _BASE_BITS = U64((1 << 48) - 1)
 
 # suffix -> bytes, and how a loaded word becomes a register: "" as it is, a sign extension, or which half it replaces
-_LOADS = {
+LOADS = {
     "dword": (4, ""), "dwordx2": (8, ""), "dwordx3": (12, ""), "dwordx4": (16, ""),
     "ubyte": (1, ""), "sbyte": (1, "i8"), "ushort": (2, ""), "sshort": (2, "i16"),
     "short_d16": (2, "low"), "short_d16_hi": (2, "high"), "ubyte_d16": (1, "low"), "ubyte_d16_hi": (1, "high"),
 }  # fmt: skip
-_STORES = {
+STORES = {
     "dword": (4, 0), "dwordx2": (8, 0), "dwordx3": (12, 0), "dwordx4": (16, 0), "byte": (1, 0), "short": (2, 0),
     "byte_d16_hi": (1, 16), "short_d16_hi": (2, 16),
 }  # fmt: skip
@@ -43,7 +43,8 @@ Address = Callable[[Batch], tuple[np.ndarray, np.ndarray | None]]
 """uint64 [waves, 64], and which lanes access memory (None: those that act)."""
 
 
-def _cache(modifiers: Modifiers) -> None:
+def take_cache_bits(modifiers: Modifiers) -> None:
+    """Cache hints: without effect where memory is synchronous."""
     for name in ("sc0", "sc1", "nt", "glc", "slc"):
         modifiers.take(name)
 
@@ -169,7 +170,7 @@ class _Buffer:
         return parts
 
 
-def _register_writes(instruction: Instruction, target: Operand, nbytes: int, how: str):
+def register_writes(instruction: Instruction, target: Operand, nbytes: int, how: str):
     words(instruction, target, max(1, nbytes // 4))
     if target.kind not in "va":
         raise refuse(instruction, "a destination that is not a vector register")
@@ -189,7 +190,7 @@ def _register_writes(instruction: Instruction, target: Operand, nbytes: int, how
     return write
 
 
-def _sources(instruction: Instruction, source: Operand, nbytes: int, shift: int = 0):
+def register_sources(instruction: Instruction, source: Operand, nbytes: int, shift: int = 0):
     count = max(1, nbytes // 4)
     words(instruction, source, count)
     reads = [
@@ -210,40 +211,40 @@ def put_memory(b: Batch, address, mask, values: list[np.ndarray], nbytes: int) -
 
 
 def _global_load(instruction: Instruction):
-    nbytes, how = _LOADS[instruction.opcode.split("_load_")[1]]
+    nbytes, how = LOADS[instruction.opcode.split("_load_")[1]]
     modifiers = Modifiers(instruction)
-    _cache(modifiers)
+    take_cache_bits(modifiers)
     flat = instruction.opcode.startswith("flat")
     target, where, *rest = instruction.operands
     address = _global_address(instruction, modifiers, where, Operand("off") if flat else rest[0])
     modifiers.done()
-    write = _register_writes(instruction, target, nbytes, how)
+    write = register_writes(instruction, target, nbytes, how)
     return lambda b: write(b, fetch(b, address(b)[0], nbytes, None))
 
 
 def _global_store(instruction: Instruction):
-    nbytes, shift = _STORES[instruction.opcode.split("_store_")[1]]
+    nbytes, shift = STORES[instruction.opcode.split("_store_")[1]]
     modifiers = Modifiers(instruction)
-    _cache(modifiers)
+    take_cache_bits(modifiers)
     flat = instruction.opcode.startswith("flat")
     where, source, *rest = instruction.operands
     address = _global_address(instruction, modifiers, where, Operand("off") if flat else rest[0])
     modifiers.done()
-    values = _sources(instruction, source, nbytes, shift)
+    values = register_sources(instruction, source, nbytes, shift)
     return lambda b: put_memory(b, address(b)[0], None, values(b), nbytes)
 
 
 def _buffer_load(instruction: Instruction):
-    nbytes, how = _LOADS[instruction.opcode.removeprefix("buffer_load_")]
+    nbytes, how = LOADS[instruction.opcode.removeprefix("buffer_load_")]
     modifiers = Modifiers(instruction)
-    _cache(modifiers)
+    take_cache_bits(modifiers)
     to_lds = modifiers.take("lds")
     operands = instruction.operands if to_lds else instruction.operands[1:]
     imm = modifiers.take("offset")
     buffer = _Buffer(instruction, _with_offset(modifiers, imm), operands, nbytes)
     modifiers.done()
     if not to_lds:
-        write = _register_writes(instruction, instruction.operands[0], nbytes, how)
+        write = register_writes(instruction, instruction.operands[0], nbytes, how)
         return lambda b: write(b, buffer.load(b))
     return _into_lds(nbytes, how, imm, buffer.load, instruction)
 
@@ -270,9 +271,9 @@ def _into_lds(nbytes: int, how: str, imm: int, load, instruction: Instruction):
 
 
 def _global_load_lds(instruction: Instruction):
-    nbytes, how = _LOADS[instruction.opcode.removeprefix("global_load_lds_")]
+    nbytes, how = LOADS[instruction.opcode.removeprefix("global_load_lds_")]
     modifiers = Modifiers(instruction)
-    _cache(modifiers)
+    take_cache_bits(modifiers)
     imm = modifiers.take("offset")
     where, base = instruction.operands
     address = _global_address(instruction, _with_offset(modifiers, imm), where, base)
@@ -281,12 +282,12 @@ def _global_load_lds(instruction: Instruction):
 
 
 def _buffer_store(instruction: Instruction):
-    nbytes, shift = _STORES[instruction.opcode.removeprefix("buffer_store_")]
+    nbytes, shift = STORES[instruction.opcode.removeprefix("buffer_store_")]
     modifiers = Modifiers(instruction)
-    _cache(modifiers)
+    take_cache_bits(modifiers)
     buffer = _Buffer(instruction, modifiers, instruction.operands[1:], nbytes)
     modifiers.done()
-    values = _sources(instruction, instruction.operands[0], nbytes, shift)
+    values = register_sources(instruction, instruction.operands[0], nbytes, shift)
 
     def store(b: Batch) -> None:
         data = values(b)
@@ -302,7 +303,7 @@ def _atomic(instruction: Instruction):
     nbytes = OPERATIONS[name][0]
     modifiers = Modifiers(instruction)
     returns = modifiers.take("sc0") or modifiers.take("glc")
-    _cache(modifiers)
+    take_cache_bits(modifiers)
     operands = list(instruction.operands)
     if space == "buffer":
         target, source, *rest = operands[0], *operands
@@ -317,8 +318,8 @@ def _atomic(instruction: Instruction):
         base = Operand("off") if space == "flat" else rest[0]
         address = _global_address(instruction, modifiers, where, base)
     modifiers.done()
-    values = _sources(instruction, source, nbytes)
-    write = _register_writes(instruction, target, nbytes, "") if returns else None
+    values = register_sources(instruction, source, nbytes)
+    write = register_writes(instruction, target, nbytes, "") if returns else None
 
     def execute(b: Batch) -> None:
         where, mask = address(b)
@@ -341,7 +342,7 @@ def _scalar_load(instruction: Instruction):
     suffix = instruction.opcode.removeprefix("s_load_dword")
     count = int(suffix[1:]) if suffix else 1
     modifiers = Modifiers(instruction)
-    _cache(modifiers)
+    take_cache_bits(modifiers)
     imm = U64(modifiers.take("offset") & 0xFFFFFFFFFFFFFFFF)
     modifiers.done()
     target, base, offset = instruction.operands
@@ -371,12 +372,10 @@ def _scalar_load(instruction: Instruction):
     return load
 
 
-TABLE = {f"{space}_load_{name}": _global_load for space in ("global", "flat") for name in _LOADS}
-TABLE |= {
-    f"{space}_store_{name}": _global_store for space in ("global", "flat") for name in _STORES
-}
-TABLE |= {f"buffer_load_{name}": _buffer_load for name in _LOADS}
-TABLE |= {f"buffer_store_{name}": _buffer_store for name in _STORES}
+TABLE = {f"{space}_load_{name}": _global_load for space in ("global", "flat") for name in LOADS}
+TABLE |= {f"{space}_store_{name}": _global_store for space in ("global", "flat") for name in STORES}
+TABLE |= {f"buffer_load_{name}": _buffer_load for name in LOADS}
+TABLE |= {f"buffer_store_{name}": _buffer_store for name in STORES}
 TABLE |= {
     f"{space}_atomic_{n}": _atomic for space in ("global", "flat", "buffer") for n in OPERATIONS
 }

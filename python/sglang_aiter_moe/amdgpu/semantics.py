@@ -13,6 +13,7 @@ from sglang_aiter_moe.amdgpu import (
     matrix,
     memory_ops,
     scalar,
+    scratch,
     vector,
     vector_float,
 )
@@ -22,17 +23,8 @@ from sglang_aiter_moe.amdgpu.decode import refuse
 from sglang_aiter_moe.amdgpu.state import Batch
 
 _SUBJECTS = (
-    scalar,
-    vector,
-    vector_float,
-    carry,
-    convert,
-    convert_scaled,
-    lanes,
-    matrix,
-    memory_ops,
-    lds,
-)
+    scalar, vector, vector_float, carry, convert, convert_scaled, lanes, matrix, memory_ops, scratch, lds,
+)  # fmt: skip
 
 
 def _tables() -> dict[str, Callable]:

@@ -49,6 +49,8 @@ class Batch:
             (np.arange(waves, dtype=np.uint32) // waves_a_group) * np.uint32(self.lds_stride)
         )[:, None]
         self.memory = None
+        # The private memory of each lane: its size, and where it is (uint64 [waves, 64]).
+        self.scratch_bytes, self.scratch_at = 0, np.zeros((waves, LANES), np.uint64)
         everyone = np.full(waves, 0xFFFFFFFF, np.uint32)
         self.set_s64(EXEC, everyone, everyone)
 
@@ -192,7 +194,7 @@ class Batch:
         self.waves = int(waves.sum())
         for key in ("v", "a", "s", "v_known", "a_known", "s_known"):
             setattr(self, key, cut(getattr(self, key)))
-        self.scc = self.scc[waves]
+        self.scc, self.scratch_at = self.scc[waves], self.scratch_at[waves]
         groups = waves[:: self.waves_a_group]
         for key in ("lds", "lds_known"):
             rows = getattr(self, key).reshape(before // self.waves_a_group, self.lds_stride)

@@ -308,7 +308,6 @@ def test_stores_to_what_is_read_only():
         ("global_atomic_cmpswap v5, v[2:3], v[8:9], off sc0", "global_atomic_cmpswap"),
         ("global_load_dword v8, v2, off", "1 registers where 2"),
         ("buffer_load_format_x v10, v1, s[4:7], 0 offen", "buffer_load_format_x"),
-        ("scratch_load_dword v1, off, off", "scratch_load_dword"),
     ],
 )
 def test_what_is_not_modelled_is_named(line, named):
