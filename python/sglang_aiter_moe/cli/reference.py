@@ -39,7 +39,8 @@ def _commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 def _section(words: tuple[str, ...], command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not _hidden(p)]
-    usage = " ".join([*words, *(_argument(p) for p in arguments), "[OPTIONS]"])
+    required = [f"{max(p.opts, key=len)} {_argument(p)}" for p in options if p.required]
+    usage = " ".join([*words, *map(_argument, arguments), *required, "[OPTIONS]"])
     if command.context_settings.get("allow_extra_args"):
         usage += " [-- ...]"
     lines = [f"## {' '.join(words[1:])}", f"`{usage}`", "", inspect.cleandoc(command.help or "")]
