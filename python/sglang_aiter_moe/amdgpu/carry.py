@@ -10,6 +10,7 @@ import numpy as np
 from sglang_aiter_moe.amdgpu.assembly import Instruction
 from sglang_aiter_moe.amdgpu.decode import Modifiers, refuse, vector, words, write
 from sglang_aiter_moe.amdgpu.encoding import encoded_result, encoded_sources
+from sglang_aiter_moe.amdgpu.lanes import under
 from sglang_aiter_moe.amdgpu.state import Batch
 
 U32, U64, I64 = np.uint32, np.uint64, np.int64
@@ -35,7 +36,20 @@ def _select(instruction: Instruction):
     put = encoded_result(instruction, modifiers, target, kind)
     modifiers.done()
     i = _mask_index(instruction, mask)
-    return lambda b: put(b, np.where(b.bits(i), yes(b), no(b)))
+
+    def select(b: Batch) -> None:
+        bits = b.bits(i)
+        # A source is read in the lanes that select it: the others may hold what nothing wrote.
+        put(b, np.where(bits, under(b, b.mask & bits, yes), under(b, b.mask & ~bits, no)))
+
+    def quick(b: Batch) -> None:
+        if all(b.v_known[r] is True for r in registers):
+            put(b, np.where(b.bits(i), yes(b), no(b)))
+        else:
+            select(b)
+
+    registers = [o.index for o in sources if o.kind == "v"]
+    return quick if all(o.kind != "a" for o in sources) else select
 
 
 def _sum(a, b, carry):

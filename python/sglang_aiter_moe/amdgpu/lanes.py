@@ -91,12 +91,12 @@ class Dpp:
         return mask & self._inside & b.mask[:, self._lanes]
 
 
-def under(b: Batch, mask: np.ndarray, f, *arguments) -> None:
+def under(b: Batch, mask: np.ndarray, f, *arguments):
     """``f(b, *arguments)`` with other lanes acting than EXEC says."""
     before = b.mask, b.full
     b.mask, b.full = mask, bool(mask.all())
     try:
-        f(b, *arguments)
+        return f(b, *arguments)
     finally:
         b.mask, b.full = before
 

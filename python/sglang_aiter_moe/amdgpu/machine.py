@@ -67,6 +67,8 @@ class _Launch:
     lds_bytes: int
     checked: bool
     scratch_address: int
+    registers: tuple[int, int]
+    """How many vector and accumulation registers the text uses."""
 
 
 def run(
@@ -126,6 +128,7 @@ def run(
         program, described, memory, address, kernargs, grid,
         shape,
         described.lds_bytes if lds_bytes is None else lds_bytes, checked, scratch,
+        (max(1, _highest(program, "v")), _highest(program, "a")),
     )  # fmt: skip
     total = int(np.prod(grid))
     done = 0
@@ -193,8 +196,7 @@ class _Runner:
         self._per_group = -(-x * y * z // LANES)
         waves = groups.size * self._per_group
         self._batch = b = Batch(
-            waves, self._per_group, max(1, _highest(launch.program, "v")), _highest(launch.program, "a"),
-            launch.lds_bytes, launch.checked,
+            waves, self._per_group, *launch.registers, launch.lds_bytes, launch.checked
         )  # fmt: skip
         b.memory = launch.memory
         if size := launch.kernel.scratch_bytes:

@@ -185,7 +185,10 @@ def _median(a, b, c):
 
 
 def _bitop3(instruction: Instruction):
-    """Any function of three bits; bit 4a + 2b + c of the table is its value (CDNA4 ISA, V_BITOP3_B32)."""
+    """Any function of three bits; bit 4a + 2b + c of the table is its value (CDNA4 ISA, V_BITOP3_B32).
+
+    v_bitop3_b16 clears the high half of its destination here; whether hardware keeps it is not established.
+    """
     modifiers = dict(instruction.modifiers)
     table = modifiers.pop("bitop3", 0)
     kind = "u16" if instruction.opcode.endswith("b16") else "u32"

@@ -2,7 +2,7 @@
 
 Source: AMD, "CDNA3 ISA", sections VOP1, VOP2, VOP3, VOP3P, VOPC; "CDNA4 ISA" for what gfx950 adds. v_exp, v_log, v_rcp,
 v_rsq, v_sqrt, v_sin and v_cos are computed in float64 and rounded once, where hardware is allowed 1 ulp. Subnormal
-numbers are kept.
+numbers are kept, also where hardware's v_exp and v_log flush them: LLVM scales around that.
 """
 
 from __future__ import annotations

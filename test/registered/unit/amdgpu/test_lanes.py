@@ -157,6 +157,26 @@ def test_selection():
     assert w.v(5).tolist() == [b >> 8 & 255 if p else a for p, a, b in pairs]
 
 
+def test_selection_reads_each_source_where_it_is_selected():
+    """A masked load's lanes that were not loaded are selected away: that is no read of them."""
+    w = (
+        Waves()
+        .set("v1", A)
+        .set("s6", 0xFF | 1 << 60)
+        .exec(0xFF | 1 << 60)
+        .do("v_mov_b32_e32 v2, 3")
+        .exec(M64)
+    )
+    w.do("v_cndmask_b32_e64 v0, v1, v2, s[6:7]")
+    assert w.v(0).tolist() == [3 if i < 8 or i == 60 else int(a) for i, a in enumerate(A)]
+    w.set("s6", 0x1FF | 1 << 60)
+    with pytest.raises(Fault, match="v2 is read") as caught:
+        w.do("v_cndmask_b32_e64 v0, v1, v2, s[6:7]")
+    assert caught.value.lane == 8
+    with pytest.raises(Fault, match="v2 is read"):
+        w.set("s6", 0x7F | 1 << 60).do("v_cndmask_b32_e64 v0, v2, v1, s[6:7]")
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_wide_multiply_add(signed):
     wide = RNG.integers(0, 1 << 64, 64, np.uint64)
