@@ -2,10 +2,10 @@
 
     python benchmark/layouts.py --json benchmark/results/layouts_cpu.json
 
-Each round runs the plain form, ``pack`` into a new tensor, into a given one and in place, and ``touch``, which only
-writes new memory once (page faults, which every form that returns a new tensor pays), one after
-another on the same bytes; a figure is the median over the rounds, a ratio that of the medians. Peak
-memory is the growth of the process's resident set over one call (Linux), beside what the call returns.
+Each round runs the plain form, ``pack`` into a new tensor, into a given one and in place, ``touch``, which only
+writes new memory once (page faults, which every form that returns a new tensor pays), and ``plain_given``, the plain
+permutation copied into a given tensor, one after another on the same bytes; a figure is the median over the rounds, a
+ratio that of the medians. Peak memory is the growth of the process's resident set over one call (Linux), beside what the call returns.
 """
 
 from __future__ import annotations
@@ -37,32 +37,42 @@ CASES = {
 }
 
 
-def plain_weight(raw: torch.Tensor, layout: str) -> torch.Tensor:
-    """The permutation as one torch expression over the whole tensor."""
+def permuted_weight(raw: torch.Tensor, layout: str) -> torch.Tensor:
+    """The permutation as a view."""
     experts, rows, k_bytes = raw.shape
     if layout == "separated":
         tiles = raw.view(experts, rows // 16, 16, k_bytes // 16, 16)
-        return tiles.permute(0, 1, 3, 2, 4).contiguous().view(raw.shape)
+        return tiles.permute(0, 1, 3, 2, 4)
     if layout == "gu_interleaved":
         tiles = raw.view(experts, 2, rows // 32, 16, k_bytes // 16, 16)
-        return tiles.permute(0, 2, 1, 4, 3, 5).contiguous().view(raw.shape)
+        return tiles.permute(0, 2, 1, 4, 3, 5)
     tiles = raw.view(experts, 2, rows // 16, 8, k_bytes // 16, 16)
-    return tiles.permute(0, 2, 4, 3, 1, 5).contiguous().view(raw.shape)
+    return tiles.permute(0, 2, 4, 3, 1, 5)
 
 
-def plain_scale(raw: torch.Tensor, layout: str) -> torch.Tensor:
+def permuted_scale(raw: torch.Tensor, layout: str) -> torch.Tensor:
     """The same for scales, their columns padded first."""
     experts, rows, k = raw.shape
     if layout == "n32k4_gate_up":
         split = raw.view(experts, 2, rows // 32, 16, k // 4, 4)
-        return split.permute(0, 2, 4, 3, 1, 5).contiguous()
+        return split.permute(0, 2, 4, 3, 1, 5)
     raw = torch.nn.functional.pad(raw, (0, -k % 8), value=0x7F)
     k = raw.shape[2]
     if layout == "separated":
         split = raw.view(experts, rows // 32, 2, 16, k // 8, 2, 4)
-        return split.permute(0, 1, 4, 6, 3, 5, 2).contiguous()
+        return split.permute(0, 1, 4, 6, 3, 5, 2)
     split = raw.view(experts, 2, rows // 32, 16, k // 8, 2, 4)
-    return split.permute(0, 2, 4, 6, 3, 5, 1).contiguous()
+    return split.permute(0, 2, 4, 6, 3, 5, 1)
+
+
+def plain_weight(raw: torch.Tensor, layout: str) -> torch.Tensor:
+    """The permutation as one torch expression over the whole tensor."""
+    return permuted_weight(raw, layout).contiguous().view(raw.shape)
+
+
+def plain_scale(raw: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same for scales."""
+    return permuted_scale(raw, layout).contiguous()
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -98,13 +108,16 @@ def run_case(name: str, experts: int, rounds: int) -> dict[str, object]:
     layout = (WEIGHT_LAYOUTS if kind == "weight" else SCALE_LAYOUTS)[layout_name]
     plain = plain_weight if kind == "weight" else plain_scale
     raw = torch.randint(0, 255, (experts, rows, columns), dtype=torch.uint8)
+    permuted = permuted_weight if kind == "weight" else permuted_scale
     given = torch.zeros(layout.packed_shape(raw.shape), dtype=torch.uint8)
+    other = torch.zeros_like(permuted(raw, layout_name), memory_format=torch.contiguous_format)
     in_place = given.numel() == raw.numel() and given.shape == raw.shape
     forms: dict[str, Callable[[], object]] = {
         "plain": lambda: plain(raw, layout_name),
         "new": lambda: layout.pack(raw),
         "touch": lambda: torch.empty(given.shape, dtype=torch.uint8).fill_(0),
         "given": lambda: layout.pack(raw, out=given),
+        "plain_given": lambda: other.copy_(permuted(raw, layout_name)),
     }
     expected = plain(raw, layout_name).reshape(-1)
     if not torch.equal(layout.pack(raw).reshape(-1)[: expected.numel()], expected):
@@ -127,6 +140,7 @@ def run_case(name: str, experts: int, rounds: int) -> dict[str, object]:
         "ms": {form: round(value * 1e3, 3) for form, value in medians.items()},
         "spread": {form: round(max(v) / min(v), 2) for form, v in seconds.items()},
         "speedup": {f: round(medians["plain"] / v, 2) for f, v in medians.items() if f != "plain"},
+        "given_of_plain_given": round(medians["plain_given"] / medians["given"], 2),
         "peak_growth_bytes": growth,
         "two_experts_bytes": 2 * rows * columns,
     }

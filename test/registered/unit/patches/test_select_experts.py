@@ -9,44 +9,15 @@ import pytest
 import torch
 
 from sglang_aiter_moe.patches import glue
-from sglang_aiter_moe.srt.layers.moe import correction_bias as owner_module
 from sglang_aiter_moe.srt.layers.moe.topk import (
-    TopKConfig,
     correction_bias_of,
     refresh_correction_biases,
 )
+from sglang_aiter_moe.testing.fake_graph import capture, make
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.routing import BIAS_CHANGES
 
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
-
-
-class FakeGraph:
-    """Stands for a graph capture on the CPU: what is handed out under it is what a graph keeps reading."""
-
-    def __init__(self, monkeypatch):
-        self.patch = monkeypatch
-
-    def __enter__(self):
-        self.patch.setattr(owner_module, "_is_capturing", lambda tensor: True)
-        return self
-
-    def __exit__(self, *exc):
-        self.patch.undo()
-
-
-@pytest.fixture
-def capture():
-    """``with capture():``, as often as wanted; patches of its own, so that undo() undoes nothing else."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield lambda: FakeGraph(patch)
-
-
-def make(values, dtype, device="cpu", parameter=True):
-    tensor = torch.tensor(values, dtype=dtype, device=device)
-    if parameter:
-        tensor = torch.nn.Parameter(tensor, requires_grad=False)
-    return TopKConfig(top_k=2, use_grouped_topk=True, correction_bias=tensor)
 
 
 CHANGES = list(BIAS_CHANGES)
@@ -56,7 +27,7 @@ NEW = torch.tensor([7.015625, -2.0, 0.5, 1.0])
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_graph_reads_the_new_bias_through_select_experts(change, capture):
+def test_a_graph_reads_the_new_bias_through_select_experts(change):
     # What SGLang's function reads of the config, in every release and on every path.
     config = make([1.0, 2.0, 3.0, 4.0], torch.float32)
     seen = []
@@ -76,7 +47,7 @@ def test_a_graph_reads_the_new_bias_through_select_experts(change, capture):
     assert held.tolist() == NEW.tolist()
 
 
-def test_the_config_gets_its_bias_back_when_select_experts_fails(capture):
+def test_the_config_gets_its_bias_back_when_select_experts_fails():
     config = make([1.0, 2.0], torch.float32)
     parameter = config.correction_bias
 
@@ -90,7 +61,7 @@ def test_the_config_gets_its_bias_back_when_select_experts_fails(capture):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_graph_around_compiled_code_follows_a_replaced_storage(dtype, backend, capture):
+def test_a_graph_around_compiled_code_follows_a_replaced_storage(dtype, backend):
     config = make([1.0, 2.0, 3.0, 4.0], dtype)
 
     def original(hidden_states, router_logits, topk_config, **kwargs):

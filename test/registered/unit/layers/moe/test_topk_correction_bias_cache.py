@@ -1,6 +1,6 @@
 """The correction bias: its dtype policy, and that no reader can see it stale.
 
-Graph capture is simulated on the CPU (``capture``) and is real on a GPU. Expected values come from
+Graph capture is simulated on the CPU (``fake_graph.capture``) and is real on a GPU. Expected values come from
 the source tensor converted by torch.
 """
 
@@ -24,6 +24,7 @@ from sglang_aiter_moe.srt.layers.moe.topk import (
     routing_dtype,
     select_experts_inputs,
 )
+from sglang_aiter_moe.testing.fake_graph import capture, make
 from sglang_aiter_moe.testing.registration import (
     register_amd_ci,
     register_cpu_ci,
@@ -45,38 +46,10 @@ GPU = pytest.param(
 DEVICES = ["cpu", GPU]
 
 
-class FakeGraph:
-    """Stands for a graph capture on the CPU: what is handed out under it is what a graph keeps reading."""
-
-    def __init__(self, monkeypatch):
-        self.patch = monkeypatch
-
-    def __enter__(self):
-        self.patch.setattr(owner_module, "_is_capturing", lambda tensor: True)
-        return self
-
-    def __exit__(self, *exc):
-        self.patch.undo()
-
-
 @pytest.fixture(autouse=True)
 def no_others():
     """A test that fails or expects an error keeps its configs in the traceback."""
     owner_module._owners.clear()
-
-
-@pytest.fixture
-def capture():
-    """``with capture():``, as often as wanted; patches of its own, so that undo() undoes nothing else."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield lambda: FakeGraph(patch)
-
-
-def make(values, dtype, device="cpu", parameter=True):
-    tensor = torch.tensor(values, dtype=dtype, device=device)
-    if parameter:
-        tensor = torch.nn.Parameter(tensor, requires_grad=False)
-    return TopKConfig(top_k=2, use_grouped_topk=True, correction_bias=tensor)
 
 
 # ---- the contract of SGLang's method
@@ -144,7 +117,7 @@ def test_eager_calls_see_every_change(change, device):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("ask", [torch.float32, torch.bfloat16])
-def test_a_graph_reads_the_new_bias_after_an_update(change, warm, ask, capture):
+def test_a_graph_reads_the_new_bias_after_an_update(change, warm, ask):
     config = make([1.0, 2.0, 3.0, 4.0], torch.bfloat16)
     if warm:
         config.correction_bias_for_dtype(ask)
@@ -157,7 +130,7 @@ def test_a_graph_reads_the_new_bias_after_an_update(change, warm, ask, capture):
     assert held.tolist() == NEW.bfloat16().float().tolist()
 
 
-def test_an_eager_call_after_a_swap_also_reaches_the_graphs(capture):
+def test_an_eager_call_after_a_swap_also_reaches_the_graphs():
     config = make([1.0, 2.0, 3.0, 4.0], torch.float32)
     with capture():
         held = config.correction_bias_for_dtype(torch.float32)
@@ -166,7 +139,7 @@ def test_an_eager_call_after_a_swap_also_reaches_the_graphs(capture):
     assert held.tolist() == NEW.tolist()
 
 
-def test_the_address_is_fixed_from_the_first_capture_on(capture):
+def test_the_address_is_fixed_from_the_first_capture_on():
     config = make([1.0, 2.0], torch.bfloat16)
     with capture():
         held = config.correction_bias_for_dtype(torch.float32)
@@ -177,7 +150,7 @@ def test_the_address_is_fixed_from_the_first_capture_on(capture):
         assert held.tolist() == [float(step), 1.0]
 
 
-def test_what_is_held_does_not_grow_with_captures_and_updates(capture):
+def test_what_is_held_does_not_grow_with_captures_and_updates():
     config = make([1.0, 2.0], torch.bfloat16)
     for step in range(20):
         with capture():
@@ -192,7 +165,7 @@ def test_what_is_held_does_not_grow_with_captures_and_updates(capture):
 # ---- memory that belongs to others
 
 
-def test_a_storage_that_was_swapped_away_is_not_written(capture):
+def test_a_storage_that_was_swapped_away_is_not_written():
     config = make([1.0, 2.0], torch.float32)
     backup = config.correction_bias.data
     with capture():
@@ -206,7 +179,7 @@ def test_a_storage_that_was_swapped_away_is_not_written(capture):
     assert held.tolist() == config.correction_bias.tolist() == [1.0, 2.0]
 
 
-def test_two_biases_that_exchange_their_storages(capture):
+def test_two_biases_that_exchange_their_storages():
     a, b = make([1.0, 2.0], torch.float32), make([3.0, 4.0], torch.float32)
     with capture():
         held_a = a.correction_bias_for_dtype(torch.float32)
@@ -217,7 +190,7 @@ def test_two_biases_that_exchange_their_storages(capture):
     assert b.correction_bias.tolist() == held_b.tolist() == [1.0, 2.0]
 
 
-def test_a_parameter_that_two_configs_share_until_one_is_replaced(capture):
+def test_a_parameter_that_two_configs_share_until_one_is_replaced():
     a = make([1.0, 2.0], torch.float32)
     b = TopKConfig(top_k=2, correction_bias=a.correction_bias)
     with capture():
@@ -229,7 +202,7 @@ def test_a_parameter_that_two_configs_share_until_one_is_replaced(capture):
     assert held_b.tolist() == b.correction_bias.tolist() == [1.0, 2.0]
 
 
-def test_another_stride_over_the_same_address_is_another_bias(capture):
+def test_another_stride_over_the_same_address_is_another_bias():
     storage = torch.tensor([1.0, 2.0, 3.0, 4.0])
     config = TopKConfig(top_k=2, correction_bias=storage[:2])
     with capture():
@@ -242,7 +215,7 @@ def test_another_stride_over_the_same_address_is_another_bias(capture):
 # ---- a bias that no longer fits
 
 
-def test_a_bias_widened_after_capture_is_an_error(capture):
+def test_a_bias_widened_after_capture_is_an_error():
     config = make([1.0, 2.0], torch.bfloat16)
     with capture():
         config.correction_bias_for_dtype(torch.bfloat16)
@@ -251,7 +224,7 @@ def test_a_bias_widened_after_capture_is_an_error(capture):
         refresh_correction_biases()
 
 
-def test_a_narrower_copy_that_was_asked_for_stays_allowed(capture):
+def test_a_narrower_copy_that_was_asked_for_stays_allowed():
     config = make([7.01, 7.02], torch.float32)
     with capture():
         held = config.correction_bias_for_dtype(torch.bfloat16)
@@ -260,7 +233,7 @@ def test_a_narrower_copy_that_was_asked_for_stays_allowed(capture):
     assert held.tolist() == [8.0, 9.0]
 
 
-def test_one_changed_shape_is_an_error_after_all_others_are_refreshed(capture):
+def test_one_changed_shape_is_an_error_after_all_others_are_refreshed():
     configs = [make([1.0, 2.0], torch.bfloat16) for _ in range(3)]
     with capture():
         held = [config.correction_bias_for_dtype(torch.float32) for config in configs]
@@ -283,7 +256,7 @@ def test_a_changed_shape_without_any_capture_is_no_error():
 @pytest.mark.parametrize(
     "new", [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([7.01, 7.02])], ids=["shape", "wider"]
 )
-def test_graphs_that_are_captured_again_take_a_bias_that_did_not_fit(new, capture, caplog):
+def test_graphs_that_are_captured_again_take_a_bias_that_did_not_fit(new, caplog):
     config = make([1.0, 2.0], torch.bfloat16)
     with capture():
         config.correction_bias_for_dtype(torch.bfloat16)
@@ -372,7 +345,7 @@ def test_inference_tensors_have_no_version():
     assert not first.is_inference()
 
 
-def test_an_inference_tensor_under_capture(capture):
+def test_an_inference_tensor_under_capture():
     with torch.inference_mode(), capture():
         config = make([1.0, 2.0], torch.float32, parameter=False)
         held = config.correction_bias_for_dtype(torch.float32)
@@ -471,7 +444,7 @@ def test_compiled_code_sees_every_change(change, backend):
     assert forward(x).tolist() == NEW.bfloat16().float().tolist()
 
 
-def test_a_copied_config_has_a_state_of_its_own(capture):
+def test_a_copied_config_has_a_state_of_its_own():
     config = make([1.0, 2.0], torch.bfloat16)
     with capture():
         held = config.correction_bias_for_dtype(torch.float32)
