@@ -25,7 +25,8 @@ class Case:
     """A call of ``biased_topk``.
 
     ``rows``: "random", "special" (NaN and Inf), "wild" (these in logits and bias, at random), "ties" (all equal),
-    "offset" (fp32 bias around 7); ``inputs`` explains "saturated", "near-ties", "balanced", "deep" and "masked".
+    "offset" (fp32 bias around 7); ``inputs`` explains "saturated", "near-ties", "balanced", "cancelling", "deep" and
+    "masked".
     ``layout``: "dense", "front" (a slice of a wider matrix, as K3's fused front makes), "transposed".
     """
 
@@ -87,6 +88,7 @@ CASES: dict[str, Case] = {
             rows="balanced",
             per_token_bias=True,
         ),
+        Case("cancelling-groups", 32, 6, tokens=4, groups=8, kept=4, rows="cancelling"),
         Case("float64", 64, 6, logits="float64", bias="float64", rows="near-ties"),
         Case("float64-bias", 64, 6, bias="float64", rows="near-ties"),
         Case("deep", 64, 6, rows="deep"),
@@ -142,6 +144,8 @@ def inputs(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     ):  # every choice is 0.3 but for the last bits, which float32 gets wrong
         logits = torch.randn(shape, generator=generator) * 2
         bias = (0.3 - logits.double().sigmoid()).float()
+    elif case.rows == "cancelling":
+        logits, bias = _cancelling(case, generator)
     elif case.rows == "deep":  # scores that vanish in float32
         logits = -60 - 60 * torch.rand(shape, generator=generator)
         bias = torch.zeros(bias_shape)
@@ -165,6 +169,24 @@ def inputs(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     elif case.layout == "transposed":
         logits = logits.t().contiguous().t()
     return logits, bias.to(getattr(torch, case.bias))
+
+
+def _cancelling(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best choices of a group are 1000.5 and -999.5, and two groups compete for the last place.
+
+    The first is ahead by 0.35 of a float32 step; its two sigmoids are rounded down and one of the other's up, so that
+    float32 puts it a whole step behind. Their sums are near 1, where a step is a thousand times smaller.
+    """
+    step, size = 2.0**-14, case.experts // case.groups
+    scores = torch.full((case.tokens, case.groups, size), 0.01, dtype=torch.float64)
+    for row in scores:
+        order = torch.randperm(case.groups, generator=generator)
+        row[order[: case.kept - 1], :2] = 0.9
+        row[order[case.kept - 1], :2] = 0.5 + 0.45 * step
+        row[order[case.kept], :2] = torch.tensor([0.5 + 0.55 * step, 0.5]).double()
+    bias = torch.full((case.groups, size), -1000.0)
+    bias[:, 0] = 1000.0
+    return scores.logit().flatten(1), bias.flatten()
 
 
 def _to(tensor: torch.Tensor, device: str) -> torch.Tensor:
