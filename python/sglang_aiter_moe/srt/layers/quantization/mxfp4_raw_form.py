@@ -75,8 +75,9 @@ def unpacked(form: RawForm, packed: torch.Tensor, plan: Any) -> torch.Tensor:
     raw = _raw_view(form, flat)
     padded = Sizes.of_plan(plan).raw_shape(form.name, padded=True)
     layout, alternating = _layout(form, plan)
-    if raw.shape == padded and raw.numel() == flat.numel() and not form.is_scale:
-        layout.unpack(raw, raw, gate_up_interleaved=alternating, what=form.name)
+    if (block := _same_bytes(form, flat, padded, layout)) is not None:
+        shape = (padded,) if form.is_scale else ()
+        layout.unpack(block, *shape, raw, gate_up_interleaved=alternating, what=form.name)
         return _as_loaded(raw, form)
     one = (1, *padded[1:])
     size = _block_bytes(layout, one)
@@ -106,8 +107,9 @@ def pack(form: RawForm, raw: torch.Tensor, home: torch.Tensor, plan: Any) -> Non
     flat = _flat(home)
     padded = Sizes.of_plan(plan).raw_shape(form.name, padded=True)
     layout, alternating = _layout(form, plan)
-    if raw.shape == padded and raw.numel() == flat.numel() and not form.is_scale:
-        layout.pack(raw, flat.view(padded), gate_up_interleaved=alternating, what=form.name)
+    if (block := _same_bytes(form, flat, padded, layout)) is not None:
+        layout.pack(raw, block, gate_up_interleaved=alternating, what=form.name)
+        flat[block.numel() :].fill_(PAD_SCALE)
         return
     one = (1, *padded[1:])
     size = _block_bytes(layout, one)
@@ -119,6 +121,16 @@ def pack(form: RawForm, raw: torch.Tensor, home: torch.Tensor, plan: Any) -> Non
         block = layout.pack(whole, gate_up_interleaved=alternating, what=form.name)
         flat[expert * size : (expert + 1) * size] = block.view(-1)
     flat[padded[0] * size :].fill_(PAD_SCALE)
+
+
+def _same_bytes(
+    form: RawForm, flat: torch.Tensor, padded: tuple[int, ...], layout: Any
+) -> torch.Tensor | None:
+    """The packed experts, where nothing is padded: they have the bytes of the raw ones, all together."""
+    shape = layout.packed_shape(padded)
+    if form.shape != padded or torch.Size(shape).numel() != torch.Size(padded).numel():
+        return None
+    return flat[: torch.Size(shape).numel()].view(shape)
 
 
 def _layout(form: RawForm, plan: Any) -> tuple[Any, bool]:
