@@ -120,13 +120,11 @@ class ScaleLayout(ABC):
         if self._moved_on_gpu(target, source, gate_up_interleaved, packing=False):
             return _result(packed, target, out)
         units = self._units(target, gate_up_interleaved)
-        forward = _index(self, tuple(units.shape[1:]), gate_up_interleaved)
-        count = units[0].numel()
-        index = torch.empty(count + 1, dtype=torch.int64)
-        index[forward] = torch.arange(forward.numel())
-        index = index[:-1].to(source.device)
+        shape_of_one = tuple(units.shape[1:])
+        index = _inverse(self, shape_of_one, gate_up_interleaved).to(source.device)
         flat = source.reshape(-1)
-        size = forward.numel()
+        size = _index(self, shape_of_one, gate_up_interleaved).numel()
+        count = units[0].numel()
 
         def move(experts: range) -> None:
             restored = torch.empty(count, dtype=torch.uint8, device=source.device)
@@ -339,6 +337,15 @@ def _index(layout: ScaleLayout, shape: tuple[int, int], interleaved: bool) -> to
         raw = raw.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
     block[:rows, :k] = raw
     return layout._block(block).reshape(-1).contiguous()
+
+
+@functools.lru_cache(maxsize=4)
+def _inverse(layout: ScaleLayout, shape: tuple[int, int], interleaved: bool) -> torch.Tensor:
+    """int64: where each raw byte of one expert is among the packed ones."""
+    forward = _index(layout, shape, interleaved)
+    index = torch.empty(shape[0] * shape[1] + 1, dtype=torch.int64)  # the last one is for padding
+    index[forward] = torch.arange(forward.numel())
+    return index[:-1]
 
 
 def _result(given: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
