@@ -258,26 +258,29 @@ def _write_two(instruction: Instruction):
 
 
 def _transposed_read(instruction: Instruction):
-    """ds_read_b64_tr_b16: 16 lanes read four rows of 16 elements, four elements a lane; lane l gets column l.
+    """ds_read_b64_tr_b16, _b8: 16 lanes read rows of 16 elements, 8 bytes a lane; lane l gets column l, row after row.
 
-    Element e of lane l is element l % 4 of what lane 4e + l // 4 of its 16 reads. Inferred from what
-    Triton makes of it.
+    Inferred: with it Triton's programs for matrix products multiply right.
     """
+    bits = int(instruction.opcode.removeprefix("ds_read_b64_tr_b"))
     modifiers = _plain_modifiers(instruction)
     offset = U32(modifiers.take("offset"))
     modifiers.done()
     target, where = instruction.operands
     address = vector(instruction, where, "u32")
     write = _put(instruction, target, 2)
-    lane = np.arange(LANES)
-    source = lane[:, None] // 16 * 16 + 4 * np.arange(4) + lane[:, None] % 16 // 4
-    element = np.broadcast_to(lane[:, None] % 4, (LANES, 4))
+    rows = 64 // bits
+    # Element e of lane l is the one of row e, column l % 16 of its 16 lanes.
+    lane, row = np.arange(LANES)[:, None], np.arange(rows)
+    place = 16 * row + lane % 16
+    source, element = lane // 16 * 16 + place // rows, place % rows
+    unit = U16 if bits == 16 else U8
 
     def read(b: Batch) -> None:
         _all_or_none(b, instruction)
         value = load(b, address(b) + offset, 8, 8)
-        halves = np.ascontiguousarray(value.transpose(1, 2, 0)).view(U16)
-        moved = np.ascontiguousarray(halves[:, source, element]).view(U32)
+        elements = np.ascontiguousarray(value.transpose(1, 2, 0)).view(unit)
+        moved = np.ascontiguousarray(elements[:, source, element]).view(U32)
         write(b, (moved[..., 0], moved[..., 1]))
 
     return read
@@ -392,7 +395,7 @@ for _n in _ATOMICS:
     TABLE |= {f"ds_{_n}": _atomic, "ds_{}_rtn_{}".format(*_n.rsplit("_", 1)): _atomic}
 TABLE |= {
     "ds_bpermute_b32": _permute, "ds_permute_b32": _permute, "ds_swizzle_b32": _swizzle,
-    "ds_read_b64_tr_b16": _transposed_read,
+    "ds_read_b64_tr_b16": _transposed_read, "ds_read_b64_tr_b8": _transposed_read,
 }  # fmt: skip
 
 

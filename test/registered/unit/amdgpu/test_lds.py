@@ -189,6 +189,17 @@ def test_transposed_read():
         w.exec(3).do("ds_read_b64_tr_b16 v[8:9], v1")
 
 
+def test_transposed_read_of_bytes():
+    """Eight rows of 16 bytes, eight bytes a lane."""
+    w = filled().set("v1", np.arange(64, dtype=np.uint32) * 8).do("ds_read_b64_tr_b8 v[8:9], v1")
+    for lane in range(64):
+        rows = BYTES[lane // 16 * 128 : lane // 16 * 128 + 128].reshape(8, 16)
+        column = rows[:, lane % 16].tobytes()
+        assert (int(w.v(8)[lane]), int(w.v(9)[lane])) == tuple(
+            np.frombuffer(column, np.uint32).tolist()
+        )
+
+
 def test_permutes():
     rng = np.random.default_rng(3)
     source = rng.integers(0, 1 << 32, 64, np.uint64).astype(np.uint32)
@@ -291,7 +302,13 @@ def test_every_opcode_of_the_table_is_in_this_file():
         for v in ("read", "write")
         for n in ("2_b32", "2_b64", "2st64_b32", "2st64_b64")
     }
-    here |= {"ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32", "ds_read_b64_tr_b16"}
+    here |= {
+        "ds_bpermute_b32",
+        "ds_permute_b32",
+        "ds_swizzle_b32",
+        "ds_read_b64_tr_b16",
+        "ds_read_b64_tr_b8",
+    }
     assert set(lds.TABLE) == here
 
 
