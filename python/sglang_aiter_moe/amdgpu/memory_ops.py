@@ -27,6 +27,8 @@ from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.amdgpu.state import LANES, M0, Batch
 
 U8, U16, U32, I32, U64, I64 = np.uint8, np.uint16, np.uint32, np.int32, np.uint64, np.int64
+_RAW = U32(0x27000)
+"""Word 3 of a raw buffer of 32-bit words, as Triton and FlyDSL set it; with others hardware does other things."""
 _BASE_BITS = U64((1 << 48) - 1)
 
 # suffix -> bytes, and how a loaded word becomes a register: "" as it is, a sign extension, or which half it replaces
@@ -115,13 +117,13 @@ class _Buffer:
             if b.s_known[i + k] is not True:
                 b.check_s(i + k)
         low, high, size, flags = (b.s[i + k] for k in range(4))
-        odd = ((high >> U32(16)) & U32(0xBFFF)) | (flags & U32(1 << 23))
+        odd = ((high >> U32(16)) & U32(0xBFFF)) | (flags ^ _RAW)
         if b.active is not None:
             odd = odd * b.active
         if odd.any():
             raise Fault(
-                "a buffer resource with stride, swizzle or thread ids",
-                allowed="a raw buffer: stride 0",
+                "a buffer resource with stride, swizzle, thread ids or another format",
+                allowed=f"a raw buffer: stride 0, word 3 {int(_RAW):#x}",
                 fix="check words 1 and 3 of the resource",
                 wave=int(np.flatnonzero(odd)[0]),
             )

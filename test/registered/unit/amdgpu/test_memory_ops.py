@@ -167,14 +167,16 @@ def test_in_range_of_the_resource_but_outside_every_allocation():
         w.do("buffer_load_dword v10, v1, s[4:7], 0 offen")
 
 
-@pytest.mark.parametrize("words", [{"high": 1 << 16}, {"high": 1 << 31}, {"flags": 1 << 23}])
+@pytest.mark.parametrize(
+    "words", [{"high": 1 << 16}, {"high": 1 << 31}, {"flags": 0x27000 | 1 << 23}, {"flags": 0}]
+)
 def test_resources_that_are_not_raw_are_refused(words):
     w = resource(waves()).set("v1", 0)
     if "high" in words:
         w.set("s5", w.s(5) | words["high"])
     else:
         w.set("s7", words["flags"])
-    with pytest.raises(Fault, match="stride, swizzle or thread ids"):
+    with pytest.raises(Fault, match="stride, swizzle, thread ids or another format"):
         w.do("buffer_load_dword v10, v1, s[4:7], 0 offen")
 
 
