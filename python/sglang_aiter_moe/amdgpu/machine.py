@@ -31,6 +31,7 @@ class Statistics:
     Attributes:
         wave_instructions: instructions executed, each wave counted by itself.
         seconds: wall clock of the interpreter.
+        processor_seconds: processor time of this process in it.
         opcodes: opcode -> wave-instructions.
         lines: line of the text -> wave-instructions.
     """
@@ -39,6 +40,7 @@ class Statistics:
     seconds: float = 0.0
     opcodes: Counter = field(default_factory=Counter)
     lines: Counter = field(default_factory=Counter)
+    processor_seconds: float = 0.0
 
 
 @dataclass
@@ -113,7 +115,7 @@ def run(
             allowed=f"{described.kernarg_size} bytes, as {kernel} declares",
             fix="lay them out by Kernel.arguments",
         )
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     shape = block or (described.workgroup_size, 1, 1)
     blocks = _blocks(program, described.entry)
     address = memory.place(
@@ -143,7 +145,13 @@ def run(
             for instruction in program.instructions[b.start : end]:
                 opcodes[instruction.opcode] += b.waves
                 lines[instruction.line] += b.waves
-    return Statistics(sum(opcodes.values()), time.perf_counter() - started, opcodes, lines)
+    return Statistics(
+        sum(opcodes.values()),
+        time.perf_counter() - started,
+        opcodes,
+        lines,
+        time.process_time() - used,
+    )
 
 
 def _blocks(program: Program, entry: int) -> dict[int, _Block]:

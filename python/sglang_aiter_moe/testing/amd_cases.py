@@ -73,6 +73,7 @@ def execute(arch: str, case: Case, seed: int, **options) -> dict:
                 "workgroups": launch.workgroups,
                 "instructions": launch.statistics.wave_instructions,
                 "seconds": launch.statistics.seconds,
+                "processor_seconds": launch.statistics.processor_seconds,
             }
             for launch in launches
         ],
