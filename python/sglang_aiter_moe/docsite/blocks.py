@@ -1,7 +1,8 @@
 """Parts of pages that are made from the code, between two comments.
 
 ``<!-- variables: NAME NAME -->`` ... ``<!-- end -->`` becomes a table of these variables;
-``<!-- plans: CONFIG; tp=8; tp=8 ep=8 NAME=VALUE -->`` a table with a line for each setting.
+``<!-- plans: CONFIG; tp=8; tp=8 ep=8 NAME=VALUE -->`` a table with a line for each setting;
+``<!-- executed: layers -->`` and ``<!-- executed: mutants -->`` the results of docsite/executed.py.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from sglang_aiter_moe.docsite import executed
 from sglang_aiter_moe.errors import ContractError
 
 #: What follows is about tables, and too long for a cell.
 _WHY = re.compile(r" \(no table|: no table")
-_BLOCK = re.compile(r"(<!-- (variables|plans): (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (variables|plans|executed): (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(page: str) -> str:
     """The page with every block as the code makes it today."""
-    makers: dict[str, Callable[[str], str]] = {"variables": _variables, "plans": _plans}
+    makers: dict[str, Callable[[str], str]] = {
+        "variables": _variables,
+        "plans": _plans,
+        "executed": lambda what: {"layers": executed.layers, "mutants": executed.mutants}[what](),
+    }
     return _BLOCK.sub(lambda m: m[1] + makers[m[2]](m[3]) + m[4], page)
 
 

@@ -26,7 +26,12 @@ LAYOUTS = (
     ("scales_n32k4_gate_up", "n32k4_gate_up", True, 32, 256),
 )
 #: Pages with parts that are made from the code (docsite/blocks.py).
-PAGES = ("cookbook/kimi-k3.md", "cookbook/gpt-oss.md", "cookbook/deepseek-v4.md")
+PAGES = (
+    "cookbook/kimi-k3.md",
+    "cookbook/gpt-oss.md",
+    "cookbook/deepseek-v4.md",
+    "amd-execution.md",
+)
 #: The contradiction that README.md shows, and how its reader leaves it.
 CONTRADICTION = {"AITER_SITUV2_A8W4": "true", "SGLANG_USE_AITER": "1"}
 

@@ -29,7 +29,11 @@ GUARD_BYTES = 4096
 
 @dataclass(frozen=True)
 class Case:
-    """A layer and a call. ``routing``: "random", "one" (all tokens on the same experts) or "holes" (-1 slots)."""
+    """A layer and a call.
+
+    ``routing``: "random", "one" (all tokens on the same experts) or "holes" (-1 slots). ``spread``: tokens are of sizes
+    from 2**-6 to 2**2 times a standard normal one, so that an activation works in all its ranges.
+    """
 
     name: str
     mode: str = "A16W4"
@@ -50,6 +54,7 @@ class Case:
     pad: int = 0
     twice: bool = False
     per_slot: bool = False
+    spread: bool = False
     request: dict = field(default_factory=dict)
 
 
@@ -185,7 +190,10 @@ def run_case(case: Case, device: str, seed: int, runner=None) -> dict:
     runner = runner or backend.run
     g = torch.Generator().manual_seed(seed)
     experts = raw_experts(case, g)
-    x = torch.randn(case.tokens, case.hidden, generator=g).bfloat16()
+    x = torch.randn(case.tokens, case.hidden, generator=g)
+    if case.spread:
+        x *= 2.0 ** torch.randint(-6, 3, (case.tokens, 1), generator=g)
+    x = x.bfloat16()
     ids, weights = routing(case, g)
     w1_scale = pack_scale(experts.w13_scale, case.w13_scale)
     w2_scale = pack_scale(experts.w2_scale, case.w2_scale)

@@ -1,21 +1,27 @@
-"""Every row of the AMD tables, compiled and executed on full tiles in each shape and mode, against the oracle."""
+"""Every row of the AMD tables and every option, compiled and executed, against the oracle."""
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=60, suite="base-a-test-cpu")
+register_cpu_ci(est_time=170, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
+from sglang_aiter_moe.docsite import executed  # noqa: E402
 from sglang_aiter_moe.portable.triton import table  # noqa: E402
 from sglang_aiter_moe.testing import amd_cases  # noqa: E402
+from sglang_aiter_moe.testing.triton_cases import CASES  # noqa: E402
 
 LAYERS = amd_cases.layers()
+OPTIONS = [
+    name for name in CASES if not name.endswith("no-tokens")
+]  # no tokens: nothing is launched
 SEED = 1
 
 
@@ -30,6 +36,15 @@ def test_matches_the_oracle(name):
     quantise = [] if case.mode == "A16W4" else ["quantize_input_kernel"]
     sort = ["count_kernel", "place_kernel"]
     assert kernels == [*sort, *quantise, "stage1_kernel", "stage2_kernel", "combine_kernel"]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name):
+    """Layouts, activations, masks, padding, unused slots and the other options of a call, on gfx950."""
+    case = CASES[name]
+    row = amd_cases.execute("gfx950", case, SEED)
+    assert row["finite"] and row["guards"] and row["same_bits"], row
+    assert max(row["rel_err"], row["cpu_err"]) < amd_cases.LIMIT[case.mode], row
 
 
 def test_covers_the_tables():
@@ -47,6 +62,13 @@ def test_covers_the_tables():
     for arch, case in LAYERS.values():
         rows = case.tokens * case.topk / case.experts
         assert table.choose(arch, case.mode, rows).m == rows == case.tokens
+
+
+def test_the_page_shows_each_of_them():
+    """docs/amd-execution.md is written from this file."""
+    shown = {row["case"]: row for row in json.loads(executed.LAYERS.read_text())}
+    assert list(shown) == list(LAYERS)
+    assert all(amd_cases.right(row) and row["right"] for row in shown.values())
 
 
 def test_the_comparison_bites():

@@ -1,0 +1,382 @@
+"""Random changes of one instruction of AMDGPU assembly text: does what an executed kernel writes show them?
+
+``python -m sglang_aiter_moe.testing.amd_mutation MODE KERNEL [--count N] [--seed S] [--by lines] [--json FILE]`` runs a
+layer of Kimi K3's sizes (two experts, full tiles, tokens of very different sizes), keeps what KERNEL
+(``stage1_kernel``, ``stage2_kernel``) was launched with, and launches it again with one instruction changed at a time;
+then once more with other operands: values of every size, a few NaN, zeros and scales at the ends of their range, and
+once with five rows of each tile unused. A mutant is caught if anything that the kernel writes has other bits than the
+unchanged kernel gives it, or if the interpreter raises.
+
+The instruction is drawn from those executed, each execution of a wave being as likely; with ``--by lines`` from the
+text's instructions. Not changed, because the interpreter does not model what they do: waits, no-ops, priorities,
+barriers. A change that LLVM's assembler refuses, or that gives an instruction that the interpreter does not have, is no
+mutant: another one is drawn in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import re
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from sglang_aiter_moe.amdgpu.errors import AssemblyError, ExecutionError
+from sglang_aiter_moe.amdgpu.launch import Device, as_bytes
+from sglang_aiter_moe.amdgpu.triton_driver import Call, scalar
+from sglang_aiter_moe.testing import amd_cases
+from sglang_aiter_moe.testing.triton_cases import Case
+from sglang_aiter_moe.testing.triton_compile import LAYOUTS, MODES
+
+ARCH = "gfx950"
+UNMODELLED = ("s_nop", "s_waitcnt", "s_barrier", "s_setprio", "s_sleep", "s_endpgm", "s_code_end")
+SIBLINGS = {
+    "add": ("sub",), "sub": ("add",), "mul": ("add",), "min": ("max",), "max": ("min",),
+    "and": ("or", "xor"), "or": ("and",), "xor": ("or",), "lshlrev": ("lshrrev",), "lshrrev": ("lshlrev",),
+    "ashrrev": ("lshrrev",), "lshl": ("lshr",), "lshr": ("lshl",), "lt": ("ge",), "le": ("gt",),
+    "gt": ("le",), "ge": ("lt",), "eq": ("ne", "lg"), "ne": ("eq",), "lg": ("eq",), "nlt": ("lt",),
+    "nle": ("le",), "scc0": ("scc1",), "scc1": ("scc0",), "vccz": ("vccnz",), "vccnz": ("vccz",),
+    "execz": ("execnz",), "ubyte": ("sbyte",), "ushort": ("ubyte",), "exp": ("log",), "rcp": ("sqrt",),
+}  # fmt: skip
+"""Part of a mnemonic -> what may stand there instead."""
+_REGISTER = re.compile(r"(?<![\w.])([vsa])(\d+)(?![\w\[])|(?<![\w.])([vsa])\[(\d+):(\d+)\]")
+_NUMBER = re.compile(r"(?<![\w\[:.$])(0x[0-9a-fA-F]+|\d+)(?![\w\]:.])")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``line``: in the text, from 1. ``kind``: "dropped", "opcode", "register", "number" or "modifier"."""
+
+    line: int
+    kind: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A launch that can be run again: the call, its tensors as they were before, and what it wrote."""
+
+    arch: str
+    call: Call
+    fresh: frozenset[str]
+    """Tensors that nothing had written before the launch."""
+    written: dict[str, torch.Tensor]
+    executed: dict[int, int]
+    """Line of the text -> how often a wave executed it."""
+
+    @property
+    def instructions(self) -> int:
+        return sum(self.executed.values())
+
+
+class _Keeping(Device):
+    """Keeps the launches of one kernel."""
+
+    def __init__(self, arch: str, kernel: str, **options) -> None:
+        super().__init__(arch, **options)
+        self.arch, self.kernel, self.kept = arch, kernel, []
+
+    def launched(self, call: Call) -> None:
+        before = dict(call.arguments)
+        fresh = set()
+        for name, value in call.arguments.items():
+            if isinstance(value, torch.Tensor):
+                before[name] = value.clone()
+                if self._scratch(value):
+                    address = self._address(value, name)
+                    if not self.memory.written(address, as_bytes(value).size).any():
+                        fresh.add(name)
+        super().launched(call)
+        if call.name == self.kernel:
+            after = {n: a.clone() for n, a in call.arguments.items() if isinstance(a, torch.Tensor)}
+            done = dict(self.launches[-1].statistics.lines)
+            kept = dataclasses.replace(call, arguments=before)
+            self.kept.append(Kept(self.arch, kept, frozenset(fresh), after, done))
+
+
+def layer(mode: str, hidden: int = 3584, inter: int = 384) -> Case:
+    """Kimi K3's layer with two experts of 32 rows each: the table's row for many tokens, no row empty."""
+    w13, w13_scale, w2_scale = LAYOUTS.get((ARCH, mode), ("separated",) * 3)
+    return Case(
+        f"mutation-{mode}", mode, tokens=32, experts=2, topk=2, hidden=hidden, inter=inter, w13=w13,
+        w13_scale=w13_scale, w2_scale=w2_scale, spread=True,
+    )  # fmt: skip
+
+
+def keep(case: Case, kernel: str, seed: int = 1) -> Kept:
+    """The launch of ``kernel`` in the layer ``case``."""
+    devices = []
+
+    def make(arch: str, **options) -> Device:
+        devices.append(_Keeping(arch, kernel, **options))
+        return devices[-1]
+
+    row = amd_cases.execute(ARCH, case, seed, device=make)
+    if not amd_cases.right(row):
+        raise RuntimeError(f"{case.name} is wrong before any change: {row}")
+    (kept,) = devices[0].kept
+    return kept
+
+
+def wide(kept: Kept, seed: int = 1) -> Kept:
+    """The same launch with operands of every size, and what the kernel writes for them."""
+    g = torch.Generator().manual_seed(seed)
+    arguments = dict(kept.call.arguments)
+    for name, old in arguments.items():
+        if name == "w_scale_bytes":  # the last scales lie past the end: they read as NaN
+            arguments[name] = scalar(old.value - 37, "i32")
+        if not isinstance(old, torch.Tensor) or name in kept.fresh:
+            continue
+        if name in ("x_ptr", "y_ptr", "part_ptr") and old.dtype == torch.bfloat16:
+            sizes = 2.0 ** torch.randint(-40, 12, (old.shape[0], 1), generator=g)
+            arguments[name] = (torch.randn(old.shape, generator=g) * sizes).bfloat16()
+        elif name in ("x_ptr", "y_ptr"):
+            codes = torch.randint(0, 256, old.shape, generator=g)
+            codes[codes & 0x7F == 0x7F] = 0  # NaN in E4M3
+            arguments[name] = codes.byte()
+        elif name in ("x_scale_ptr", "y_scale_ptr") and old.dtype == torch.uint8:
+            rows = torch.randint(95, 135, (old.shape[0], 1), generator=g)
+            arguments[name] = (rows + torch.randint(0, 4, old.shape, generator=g)).byte()
+            arguments[name][:4, 0] = torch.tensor([0, 1, 254, 255], dtype=torch.uint8)
+        elif name == "w_scale_ptr":
+            arguments[name] = old.clone()
+            some = torch.randint(0, old.numel(), (4,), generator=g)
+            arguments[name].view(-1)[some] = torch.tensor([0, 1, 200, 255], dtype=torch.uint8)
+        elif name == "weights_ptr":
+            arguments[name] = torch.randn(old.shape, generator=g) * 2.0 ** torch.randint(
+                -20, 20, old.shape, generator=g
+            )
+    call = dataclasses.replace(kept.call, arguments=arguments)
+    written, executed = _launch(dataclasses.replace(kept, call=call), kept.call.assembly)
+    return dataclasses.replace(kept, call=call, written=written, executed=executed)
+
+
+def ragged(kept: Kept) -> Kept:
+    """The same launch with five rows of each block of 32 that hold no pair."""
+    arguments = dict(kept.call.arguments)
+    pairs = arguments["pairs_ptr"].clone()
+    pairs.view(-1, 32)[:, 13:18] = arguments["num_pairs"].value
+    arguments["pairs_ptr"] = pairs
+    call = dataclasses.replace(kept.call, arguments=arguments)
+    written, executed = _launch(dataclasses.replace(kept, call=call), kept.call.assembly)
+    return dataclasses.replace(kept, call=call, written=written, executed=executed)
+
+
+def _launch(kept: Kept, text: str) -> tuple[dict[str, torch.Tensor], dict[int, int]]:
+    """What the tensors hold afterwards, and how often each line was executed."""
+    arguments = {
+        n: a.clone() if isinstance(a, torch.Tensor) else a for n, a in kept.call.arguments.items()
+    }
+    fresh = {id(arguments[name]) for name in kept.fresh}
+    device = Device(
+        kept.arch,
+        scratch=lambda tensor: id(tensor) in fresh,
+        max_instructions=4 * kept.instructions,
+    )
+    device.launched(dataclasses.replace(kept.call, assembly=text, arguments=arguments))
+    tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
+    return tensors, dict(device.launches[-1].statistics.lines)
+
+
+def outcome(launches: list[Kept], text: str) -> str | None:
+    """How launches with ``text`` differ from the kept ones: "raised: ...", "changed: NAME", or None.
+
+    Raises:
+        NotAMutant: the interpreter does not have the changed instruction.
+    """
+    for kept in launches:
+        try:
+            tensors, _ = _launch(kept, text)
+        except AssemblyError as error:
+            raise NotAMutant(str(error)) from error
+        except ExecutionError as error:
+            return f"raised: {error.what}"
+        for name, before in kept.written.items():
+            if not torch.equal(as_bits(tensors[name]), as_bits(before)):
+                return f"changed: {name}"
+    return None
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+class NotAMutant(Exception):
+    """The changed text is nothing that the interpreter could run."""
+
+
+def survey(launches: list[Kept], count: int, seed: int, by: str = "executions") -> list[dict]:
+    """``count`` mutants and their outcomes; ``by``: "executions" (in the first launch) or "lines"."""
+    choose = random.Random(seed)
+    kept = launches[0]
+    weights = kept.executed if by == "executions" else None
+    rows = []
+    while len(rows) < count:
+        text, mutation = mutate(kept.call.assembly, kept.call.name, choose, weights)
+        if not assembles(mutation.after, kept.arch):
+            continue
+        start = time.perf_counter()
+        try:
+            found = outcome(launches, text)
+        except NotAMutant as error:
+            print(f"no mutant: {mutation.after}: {error}", file=sys.stderr)
+            continue
+        rows.append(asdict(mutation) | {"outcome": found, "seconds": time.perf_counter() - start})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def instructions(text: str, kernel: str) -> list[int]:
+    """Indices of the lines that may be changed: the kernel's instructions up to its end."""
+    lines = text.splitlines()
+    start = lines.index(next(x for x in lines if x.startswith(f"{kernel}:")))
+    found = []
+    for i in range(start + 1, len(lines)):
+        words = lines[i].split()
+        if not words or not lines[i][0].isspace() or words[0].startswith((".", ";", "//")):
+            if lines[i].startswith(".Lfunc_end"):
+                break
+            continue
+        if not words[0].startswith(UNMODELLED):
+            found.append(i)
+    return found
+
+
+def assembles(instruction: str, arch: str) -> bool:
+    """Whether LLVM's assembler, which Triton carries, takes ``instruction``: else it makes no mutant of a kernel.
+
+    The assembler writes its complaint to standard error.
+    """
+    from triton.backends.amd import compiler
+
+    # Triton 3.9 moved the function from its C++ module to its Python one.
+    assemble = getattr(compiler, "assemble_amdgcn", None) or compiler.amd.assemble_amdgcn
+    try:
+        assemble(f"\t.text\n\t{instruction}\n", arch, "")
+    except RuntimeError:
+        return False
+    return True
+
+
+def mutate(
+    text: str, kernel: str, choose: random.Random, weights: dict[int, int] | None = None
+) -> tuple[str, Mutation]:
+    """``text`` with one instruction of ``kernel`` changed.
+
+    Each instruction is as likely, or as likely as the weight of its line; then each kind of change. The result need
+    not be assembly that an assembler takes: see :func:`assembles`.
+    """
+    lines = text.splitlines()
+    candidates = instructions(text, kernel)
+    likely = [1 if weights is None else weights.get(i + 1, 0) for i in candidates]
+    while True:
+        (at,) = choose.choices(candidates, likely)
+        code = lines[at].split(";")[0].rstrip()
+        changes = [_dropped, _opcode, _register, _number, _modifier]
+        choose.shuffle(changes)
+        for change in changes:
+            after = change(code, choose, text)
+            if after is not None and after != code:
+                lines[at] = after
+                kind = change.__name__.strip("_")
+                return "\n".join(lines) + "\n", Mutation(at + 1, kind, code.strip(), after.strip())
+
+
+def _dropped(code: str, choose: random.Random, text: str) -> str | None:
+    if code.split()[0].startswith(("s_branch", "s_cbranch")):
+        return None  # without its backward branch a loop ends early: "opcode" turns those round
+    return "\ts_nop 0"
+
+
+def _opcode(code: str, choose: random.Random, text: str) -> str | None:
+    head, _, rest = code.strip().partition(" ")
+    parts = head.split("_")
+    spots = [(i, s) for i, part in enumerate(parts) for s in SIBLINGS.get(part, ())]
+    if not spots:
+        return None
+    i, sibling = choose.choice(spots)
+    return "\t" + "_".join([*parts[:i], sibling, *parts[i + 1 :]]) + " " + rest
+
+
+def _register(code: str, choose: random.Random, text: str) -> str | None:
+    """Another register of the same kind, width and alignment that the kernel names."""
+    spots = list(_REGISTER.finditer(code, len(code) - len(code.lstrip()) + len(code.split()[0])))
+    if not spots:
+        return None
+    spot = choose.choice(spots)
+    others = sorted({m.group(0) for m in _REGISTER.finditer(text) if _shape(m) == _shape(spot)})
+    others = [o for o in others if o != spot.group(0)]
+    return code[: spot.start()] + choose.choice(others) + code[spot.end() :] if others else None
+
+
+def _shape(found: re.Match) -> tuple:
+    if found[1]:
+        return found[1], 1
+    first, last = int(found[4]), int(found[5])
+    return found[3], last - first + 1, first % 4 if found[3] == "s" else first % 2
+
+
+def _number(code: str, choose: random.Random, text: str) -> str | None:
+    if "cbranch" in code or "s_branch" in code:
+        return None
+    spots = list(_NUMBER.finditer(code, len(code) - len(code.lstrip()) + len(code.split()[0])))
+    if not spots:
+        return None
+    spot = choose.choice(spots)
+    value = int(spot[1], 0)
+    return code[: spot.start()] + str(value ^ (1 << choose.randrange(5))) + code[spot.end() :]
+
+
+def _modifier(code: str, choose: random.Random, text: str) -> str | None:
+    spots = list(re.finditer(r"offset:(\d+)|(?:op_sel|op_sel_hi|neg_lo|neg_hi):\[[01,]+\]", code))
+    if not spots:
+        return None
+    spot = choose.choice(spots)
+    old = spot.group(0)
+    if spot[1]:
+        new = f"offset:{int(spot[1]) ^ (1 << choose.randrange(4, 8))}"
+    else:
+        bits = [i for i, c in enumerate(old) if c in "01" and i > old.index("[")]
+        bit = choose.choice(
+            bits[:2] if "v_mfma" in code else bits
+        )  # the third has no meaning there
+        new = old[:bit] + ("1" if old[bit] == "0" else "0") + old[bit + 1 :]
+    return code[: spot.start()] + new + code[spot.end() :]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("kernel", metavar="KERNEL")
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--by", choices=("executions", "lines"), default="executions")
+    parser.add_argument("--json", type=Path, help="a list of reports, to which this one is added")
+    options = parser.parse_args(arguments)
+    kept = keep(layer(options.mode), options.kernel)
+    rows = survey([kept, wide(kept), ragged(kept)], options.count, options.seed, options.by)
+    caught = sum(row["outcome"] is not None for row in rows)
+    print(f"{caught} of {len(rows)} caught", file=sys.stderr)
+    if options.json:
+        report = {
+            "mode": options.mode,
+            "kernel": options.kernel,
+            "seed": options.seed,
+            "by": options.by,
+        }
+        key = tuple(report.items())
+        kept = json.loads(options.json.read_text()) if options.json.exists() else []
+        kept = [r for r in kept if tuple((k, r[k]) for k, _ in key) != key]
+        options.json.write_text(json.dumps([*kept, report | {"mutants": rows}], indent=1) + "\n")
+    return int(caught < 0.9 * len(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

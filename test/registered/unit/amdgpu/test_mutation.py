@@ -1,0 +1,78 @@
+"""One changed instruction changes what an executed kernel writes: the mutation operators, and a small sample."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=60, suite="base-a-test-cpu")
+
+pytest.importorskip("triton")
+
+from sglang_aiter_moe.testing import amd_mutation  # noqa: E402
+
+TEXT = """\t.text
+other:
+\tv_mul_f32_e32 v9, v9, v9
+\ts_endpgm
+k:
+\tv_add_u32_e32 v1, 4, v2   ; comment
+\ts_waitcnt vmcnt(0)
+.LBB0_1:
+\tbuffer_load_dword v3, v1, s[4:7], 0 offen offset:16
+\ts_cbranch_scc1 .LBB0_1
+\ts_endpgm
+.Lfunc_end1:
+\tv_mov_b32_e32 v1, 0
+"""
+
+
+def test_which_lines():
+    lines = TEXT.splitlines()
+    found = [lines[i].split()[0] for i in amd_mutation.instructions(TEXT, "k")]
+    assert found == ["v_add_u32_e32", "buffer_load_dword", "s_cbranch_scc1"]
+
+
+def test_every_kind_occurs_and_changes_one_line():
+    choose = random.Random(0)
+    kinds = set()
+    for _ in range(200):
+        text, mutation = amd_mutation.mutate(TEXT, "k", choose)
+        different = [
+            i + 1
+            for i, (a, b) in enumerate(zip(TEXT.splitlines(), text.splitlines(), strict=True))
+            if a != b
+        ]
+        assert different == [mutation.line] and mutation.before != mutation.after
+        kinds.add(mutation.kind)
+    assert kinds == {"dropped", "opcode", "register", "number", "modifier"}
+
+
+def test_the_assembler_decides_what_a_mutant_is():
+    assert amd_mutation.assembles("v_add_u32_e32 v1, 4, v2", "gfx950")
+    assert not amd_mutation.assembles("v_nothing_u32_e32 v1, 4, v2", "gfx950")
+    assert not amd_mutation.assembles("v_bitop3_b32 v1, v2, v3, v4 bitop3:0x6c", "gfx942")
+
+
+def test_weights_choose_the_line():
+    choose = random.Random(0)
+    found = {amd_mutation.mutate(TEXT, "k", choose, {9: 5})[1].line for _ in range(20)}
+    assert found == {9}
+
+
+@pytest.mark.parametrize("mode, kernel", [("A8W4", "stage1_kernel"), ("A4W4", "stage2_kernel")])
+def test_sample(mode, kernel):
+    """Sizes are smaller than the report's (docs/amd-execution.md), its share is a little lower for it."""
+    kept = amd_mutation.keep(amd_mutation.layer(mode, hidden=1024, inter=128), kernel)
+    launches = [kept, amd_mutation.wide(kept), amd_mutation.ragged(kept)]
+    assert amd_mutation.outcome(launches, kept.call.assembly) is None
+    rows = amd_mutation.survey(launches, 10, seed=1)
+    assert sum(row["outcome"] is not None for row in rows) >= 8, rows
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
