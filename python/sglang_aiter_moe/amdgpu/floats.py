@@ -30,7 +30,7 @@ def fma(a, b, c):
     if doubt.any():
         p, c = np.broadcast_to(p, r.shape)[doubt], np.broadcast_to(c, r.shape)[doubt].astype(F64)
         out = np.asarray(out)
-        out[doubt] = _to_odd(p, c).astype(F32)
+        out[doubt] = to_odd(p, c).astype(F32)
     return out
 
 
@@ -41,7 +41,7 @@ def _two_sum(a, b):
     return s, (a - (s - t)) + (b - t)
 
 
-def _to_odd(p, c):
+def to_odd(p, c):
     """p + c in float64, an inexact sum rounded to the neighbour with an odd last bit."""
     s, error = _two_sum(p, c)
     bits = np.asarray(s).view(np.int64)
@@ -77,10 +77,10 @@ def fma64(a, b, c):
     uh, ul = _exact_product(ma, mb)
     th, tl = _two_sum(np.where(large, 0.0, far), ul)
     vh, vl = _two_sum(uh, th)
-    rest = _to_odd(tl, vl)
+    rest = to_odd(tl, vl)
     near = np.ldexp(vh + rest, scale)
     subnormal = np.abs(near) < 2.0**-1021
-    near = np.where(subnormal, np.ldexp(_to_odd(vh, rest), scale), near)
+    near = np.where(subnormal, np.ldexp(to_odd(vh, rest), scale), near)
     return np.where(ordinary, np.where(large, c, near), plain)
 
 
@@ -203,7 +203,7 @@ def div_fmas(a, b, c, scale_back):
     power, _, _, bias, _ = _DIVISION[a.dtype.type]
     power = np.where(_exponent_field(c) > bias, power, -power)
     # float32 with one rounding: the sum is scaled in float64, whose exponents are wide enough.
-    exact = r if double else _to_odd(a.astype(F64) * b, c.astype(F64))
+    exact = r if double else to_odd(a.astype(F64) * b, c.astype(F64))
     return np.where(scale_back, np.ldexp(exact, power).astype(r.dtype), r)
 
 

@@ -1,7 +1,7 @@
-"""Loads, stores and atomics on global memory: global, flat, buffer and scalar addressing.
+"""Loads, stores and atomics on global memory: global, flat and buffer addressing.
 
 Memory is synchronous: a load is complete when its instruction is, and waits have no effect. Sources: AMD, "CDNA3 ISA"
-and "CDNA4 ISA", chapters "Scalar Memory Operations", "Vector Memory Operations" (buffer resource descriptor, range
+and "CDNA4 ISA", chapters "Vector Memory Operations" (buffer resource descriptor, range
 checking) and "Flat Memory Instructions".
 """
 
@@ -19,7 +19,6 @@ from sglang_aiter_moe.amdgpu.decode import (
     kept,
     refuse,
     scalar,
-    scalar_destination,
     vector,
     words,
 )
@@ -90,6 +89,29 @@ def _global_address(
     return lambda b: (start(b)[:, None] + low(b) + step, None)
 
 
+def check_raw(b: Batch, i: int) -> tuple[np.ndarray, np.ndarray]:
+    """(address, number of bytes), uint64 [waves], of the buffer resources in s[i:i+3].
+
+    Raises:
+        Fault: a resource with stride, swizzle, thread ids or another format.
+    """
+    for k in range(4):
+        if b.s_known[i + k] is not True:
+            b.check_s(i + k)
+    low, high, size, flags = (b.s[i + k] for k in range(4))
+    odd = ((high >> U32(16)) & U32(0xBFFF)) | (flags ^ _RAW)
+    if b.active is not None:
+        odd = odd * b.active
+    if odd.any():
+        raise Fault(
+            "a buffer resource with stride, swizzle, thread ids or another format",
+            allowed=f"a raw buffer: stride 0, word 3 {int(_RAW):#x}",
+            fix="check words 1 and 3 of the resource",
+            wave=int(np.flatnonzero(odd)[0]),
+        )
+    return (low.astype(U64) | (high.astype(U64) << U64(32))) & _BASE_BITS, size.astype(U64)
+
+
 class _Buffer:
     """The address of a buffer instruction, and its range check per dword."""
 
@@ -112,22 +134,7 @@ class _Buffer:
 
     def offsets(self, b: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(base address [waves, 1], offset [waves, 64], number of bytes [waves, 1]), all uint64."""
-        i = self._resource
-        for k in range(4):
-            if b.s_known[i + k] is not True:
-                b.check_s(i + k)
-        low, high, size, flags = (b.s[i + k] for k in range(4))
-        odd = ((high >> U32(16)) & U32(0xBFFF)) | (flags ^ _RAW)
-        if b.active is not None:
-            odd = odd * b.active
-        if odd.any():
-            raise Fault(
-                "a buffer resource with stride, swizzle, thread ids or another format",
-                allowed=f"a raw buffer: stride 0, word 3 {int(_RAW):#x}",
-                fix="check words 1 and 3 of the resource",
-                wave=int(np.flatnonzero(odd)[0]),
-            )
-        base = (low.astype(U64) | (high.astype(U64) << U64(32))) & _BASE_BITS
+        base, size = check_raw(b, self._resource)
         soffset = np.broadcast_to(self._soffset(b), b.waves)
         beyond = soffset > size if b.active is None else (soffset > size) & b.active
         if beyond.any():
@@ -140,7 +147,7 @@ class _Buffer:
         # The manual compares the other offsets with num_records - sgpr_offset.
         base, size = base + soffset.astype(U64), size - soffset
         offset = self._imm if self._voffset is None else self._voffset(b).astype(U64) + self._imm
-        return base[:, None], np.broadcast_to(offset, b.mask.shape), size.astype(U64)[:, None]
+        return base[:, None], np.broadcast_to(offset, b.mask.shape), size[:, None]
 
     def load(self, b: Batch) -> np.ndarray:
         base, offset, size = self.offsets(b)
@@ -339,41 +346,6 @@ def _atomic(instruction: Instruction):
     return execute
 
 
-def _scalar_load(instruction: Instruction):
-    """s_load_dword*: base, and a register or immediate offset in bytes."""
-    suffix = instruction.opcode.removeprefix("s_load_dword")
-    count = int(suffix[1:]) if suffix else 1
-    modifiers = Modifiers(instruction)
-    take_cache_bits(modifiers)
-    imm = U64(modifiers.take("offset") & 0xFFFFFFFFFFFFFFFF)
-    modifiers.done()
-    target, base, offset = instruction.operands
-    i = scalar_destination(instruction, target, count)
-    start = scalar(instruction, base, "u64")
-    extra = scalar(instruction, offset, "i64" if offset.kind == "int" else "u32")
-
-    def load(b: Batch) -> None:
-        address = start(b) + np.asarray(extra(b)).astype(U64) + imm
-        waves = None if b.active is None else np.flatnonzero(b.active)
-        chosen = address if waves is None else address[waves]
-        parts = []
-        try:
-            for k in range(count):
-                parts.append(b.memory.gather(chosen + U64(4 * k), 4, b.checked)[0])
-        except Fault as fault:
-            fault.wave = fault.lane if waves is None else int(waves[fault.lane])
-            fault.lane = None
-            raise
-        for k, part in enumerate(parts):
-            if waves is not None:
-                value = np.zeros(b.waves, U32)
-                value[waves] = part
-                part = value
-            b.set_s(i + k, part)
-
-    return load
-
-
 TABLE = {f"{space}_load_{name}": _global_load for space in ("global", "flat") for name in LOADS}
 TABLE |= {f"{space}_store_{name}": _global_store for space in ("global", "flat") for name in STORES}
 TABLE |= {f"buffer_load_{name}": _buffer_load for name in LOADS}
@@ -382,7 +354,6 @@ TABLE |= {
     f"{space}_atomic_{n}": _atomic for space in ("global", "flat", "buffer") for n in OPERATIONS
 }
 TABLE |= {f"global_load_lds_{n}": _global_load_lds for n in ("dword", "dwordx3", "dwordx4")}
-TABLE |= {"s_load_dword" + n: _scalar_load for n in ("", "x2", "x4", "x8", "x16")}
 
 
 def build(instruction: Instruction):

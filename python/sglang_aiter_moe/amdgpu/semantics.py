@@ -12,7 +12,9 @@ from sglang_aiter_moe.amdgpu import (
     lds,
     matrix,
     memory_ops,
+    packed,
     scalar,
+    scalar_memory,
     scratch,
     vector,
     vector_float,
@@ -23,7 +25,8 @@ from sglang_aiter_moe.amdgpu.decode import refuse
 from sglang_aiter_moe.amdgpu.state import Batch
 
 _SUBJECTS = (
-    scalar, vector, vector_float, carry, convert, convert_scaled, lanes, matrix, memory_ops, scratch, lds,
+    scalar, vector, vector_float, carry, convert, convert_scaled, lanes, matrix, memory_ops, packed,
+    scratch, lds, scalar_memory,
 )  # fmt: skip
 
 

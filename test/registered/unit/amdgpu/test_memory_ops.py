@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from sglang_aiter_moe.amdgpu import memory_ops
+from sglang_aiter_moe.amdgpu import memory_ops, scalar_memory
 from sglang_aiter_moe.amdgpu.errors import AssemblyError, Fault
 from sglang_aiter_moe.testing.amdgpu_wave import ATOMICS, Waves, atomic_words, signed
 from sglang_aiter_moe.testing.registration import register_cpu_ci
@@ -237,6 +237,26 @@ def test_scalar_loads(count):
             assert w.batch.s[16 + i].tolist() == [word(at + 4 * i), word(256 + at + 4 * i)]
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+def test_scalar_buffer_loads(count):
+    """Dwords beyond the number of bytes are 0."""
+    w = waves(2)
+    w.set("s4", w.base).set("s6", np.array([108, 84], np.uint32)).set("s7", 0x27000).set("s8", 40)
+    name = f"s_buffer_load_dword{'x' + str(count) if count > 1 else ''}"
+    target = f"s[16:{15 + count}]" if count > 1 else "s16"
+    for offset, at in (("0x48", 72), ("s8", 40), ("s8 offset:0x20", 72)):
+        w.do(f"{name} {target}, s[4:7], {offset}")
+        for i in range(count):
+            got = [word(at + 4 * i) if at + 4 * i + 4 <= size else 0 for size in (108, 84)]
+            assert w.batch.s[16 + i].tolist() == got
+
+
+def test_a_scalar_load_may_overwrite_its_own_address():
+    w = waves().set("s4", 0)
+    w.set("s4", w.base).do("s_load_dwordx4 s[4:7], s[4:5], 0x10")
+    assert [w.s(4 + i) for i in range(4)] == [word(16 + 4 * i) for i in range(4)]
+
+
 @pytest.mark.parametrize("space", ["global", "flat", "buffer"])
 @pytest.mark.parametrize("name", ATOMICS)
 @pytest.mark.parametrize("returns", [False, True])
@@ -322,8 +342,9 @@ def test_every_opcode_of_the_table_is_in_this_file():
     here |= {f"{s}_store_{n}" for s in ("global", "flat", "buffer") for n in STORES}
     here |= {f"{s}_atomic_{n}" for s in ("global", "flat", "buffer") for n in ATOMICS}
     here |= {f"global_load_lds_{n}" for n in ("dword", "dwordx3", "dwordx4")}
-    here |= {"s_load_dword", *(f"s_load_dwordx{n}" for n in (2, 4, 8, 16))}
     assert set(memory_ops.TABLE) == here
+    scalar = {f"s_{b}load_dword{n}" for b in ("", "buffer_") for n in ("", "x2", "x4", "x8", "x16")}
+    assert set(scalar_memory.TABLE) == scalar
 
 
 if __name__ == "__main__":
