@@ -53,15 +53,15 @@ def _operand(instruction: Instruction, operand: Operand, rows: int | None = None
 
 
 def _decoder(name: str):
-    """uint32 [..., registers] to float64 [..., elements], or float32 where that loses nothing later (E2M1)."""
+    """uint32 [..., registers] to [..., elements], exact in the type that comes out (float16 or float32)."""
     if name == "bf16":
-        return lambda x: (x.view(U16).astype(U32) << U32(16)).view(F32).astype(F64)
+        return lambda x: (x.view(U16).astype(U32) << U32(16)).view(F32)
     if name in ("f16", "f32"):
-        return lambda x: x.view(F16 if name == "f16" else F32).astype(F64)
+        return lambda x: x.view(F16 if name == "f16" else F32)
     if name == formats.E2M1:
         pairs = formats.e2m1_pairs()
         return lambda x: pairs.take(x.view(U8)).view(F32)
-    table = formats.values(name)
+    table = formats.values(name).astype(F32)
     return lambda x: table.take(x.view(U8))
 
 
@@ -132,8 +132,8 @@ def _dense(instruction: Instruction):
     write = _accumulate(instruction, size)
 
     def execute(b: Batch) -> None:
-        left = decode_a(a(b)).reshape(b.waves, size, k)
-        right = decode_c(c(b)).reshape(b.waves, size, k)
+        left = decode_a(a(b)).astype(F64).reshape(b.waves, size, k)
+        right = decode_c(c(b)).astype(F64).reshape(b.waves, size, k)
         write(b, np.matmul(left, right.transpose(0, 2, 1)))
 
     return execute
@@ -188,9 +188,13 @@ def _f8f6f4(instruction: Instruction):
             scales.append(_scale(instruction, instruction.operands[4 + i], byte, size))
     write = _accumulate(instruction, size)
 
+    # float32 holds a sum of 32 products of E2M1 numbers, of wider formats float64 does.
+    exact = F32 if all(in_blocks for _, _, in_blocks in sides) else F64
+
     def side(b: Batch, read, decode, in_blocks: bool) -> np.ndarray:
         x = read(b)
-        return decode(x if in_blocks else _runs_of_sixteen(x, size)).reshape(b.waves, -1, size, 32)
+        x = decode(x if in_blocks else _runs_of_sixteen(x, size))
+        return x.astype(exact, copy=False).reshape(b.waves, -1, size, 32)
 
     def execute(b: Batch) -> None:
         left, right = (side(b, *s) for s in sides)
