@@ -89,11 +89,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "srt/layers/quantization/mxfp4_watch.py": (f"{_MX}watch.py", f"{_MX}reload.py"),
     "srt/layers/zero_copy_context.py": _RUNNER,
-    "srt/model_executor/model_runner_components/ranks.py": (
-        "model_executor/test_weight_updater.py",
-    ),
+    "srt/model_executor/model_runner_components/ranks.py": ("model_executor/test_ranks.py",),
     "srt/model_executor/model_runner_components/weight_updater.py": (
         "model_executor/test_weight_updater.py",
+        "model_executor/test_ranks.py",
     ),
     "srt/switch.py": ("srt/test_switch.py", "test_plugin.py"),
 }
