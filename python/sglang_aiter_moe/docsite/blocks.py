@@ -2,7 +2,7 @@
 
 ``<!-- variables: NAME NAME -->`` ... ``<!-- end -->`` becomes a table of these variables;
 ``<!-- plans: CONFIG; tp=8; tp=8 ep=8 NAME=VALUE -->`` a table with a line for each setting;
-``<!-- executed: layers -->`` and ``<!-- executed: mutants -->`` the results of docsite/executed.py.
+``<!-- executed: layers -->``, ``mutants`` or ``opcodes`` what docsite/executed.py says of amdgpu.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def fill(page: str) -> str:
     makers: dict[str, Callable[[str], str]] = {
         "variables": _variables,
         "plans": _plans,
-        "executed": lambda what: {"layers": executed.layers, "mutants": executed.mutants}[what](),
+        "executed": lambda what: getattr(executed, what)(),
     }
     return _BLOCK.sub(lambda m: m[1] + makers[m[2]](m[3]) + m[4], page)
 

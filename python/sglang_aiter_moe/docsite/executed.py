@@ -55,3 +55,16 @@ def mutants() -> str:
         "",
     ]
     return "\n".join(lines + survivors) + "\n"
+
+
+def opcodes() -> str:
+    """Every opcode that is modelled, by what the first word of its name says."""
+    from sglang_aiter_moe.amdgpu.semantics import OPCODES
+
+    groups: dict[str, list[str]] = {}
+    for opcode in sorted(OPCODES):
+        prefix, _, rest = opcode.partition("_")
+        groups.setdefault(prefix, []).append(rest)
+    lines = [f"{len(OPCODES)} opcodes:", ""]
+    lines += [f"- `{prefix}_`: " + ", ".join(names) for prefix, names in groups.items()]
+    return "\n".join(lines) + "\n"
