@@ -43,8 +43,12 @@ def run_layer(
     Returns:
         The launches, in order.
     """
-    operands = (hidden_states, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out)
-    check(request, *operands)
+    weights = (w1, w2, w1_scale, w2_scale)
+    check(request, hidden_states, *weights, topk_weights, topk_ids, out)
+    request, hidden_states, topk_weights, topk_ids, out = launch.first_tokens(
+        request, hidden_states, topk_weights, topk_ids, out
+    )
+    operands = (hidden_states, *weights, topk_weights, topk_ids, out)
     workspace.clear()
     fresh = {id(out)}
 

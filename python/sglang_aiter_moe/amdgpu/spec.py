@@ -55,8 +55,17 @@ TYPES = {
     "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q",
     "f32": "<f", "f64": "<d",
 }  # fmt: skip
-SOURCES = ("in", "reserve", "zeros", "value", "null", "same_as")
-KEYS = {*SOURCES, "name", "out", "dtype", "shape", "type", "offset", "read_only"}
+_OUTPUT = {"out", "dtype", "shape"}
+SOURCES = {
+    "in": {"read_only", *_OUTPUT}, "reserve": _OUTPUT, "zeros": _OUTPUT, "value": {"type"}, "null": set(),
+    "same_as": {"offset"},
+}  # fmt: skip
+"""What an argument can be, and which keys may stand beside it."""
+_KINDS = {
+    "name": (str, "text"), "in": (str, "a path"), "out": (str, "a path"), "dtype": (str, "a numpy dtype"),
+    "same_as": (str, "another argument's name"), "offset": (int, "bytes"), "read_only": (bool, "true or false"),
+    "null": (bool, "true"), "shape": (list, "a list of sizes"),
+}  # fmt: skip
 TOP_KEYS = {"kernel", "grid", "block", "lds_bytes", "arguments"}
 
 
@@ -119,8 +128,11 @@ def load(path: Path) -> Spec:
     arguments = data.get("arguments", [])
     if not isinstance(arguments, list) or not all(isinstance(a, dict) for a in arguments):
         raise _refuse(f"arguments is {arguments!r}", "a list of tables", "write [[arguments]]")
-    for i, argument in enumerate(arguments):
-        _check(argument, argument.get("name", f"number {i}"))
+    names = [str(argument.get("name", f"number {i}")) for i, argument in enumerate(arguments)]
+    for argument, name in zip(arguments, names, strict=True):
+        _check(argument, name)
+        if names.count(name) > 1:
+            raise _refuse(f"two arguments are named {name!r}", "names of their own", "rename one")
     lds = data.get("lds_bytes")
     if lds is not None and (type(lds) is not int or lds < 0):
         raise _refuse(f"lds_bytes is {lds!r}", "a number of bytes", "set lds_bytes")
@@ -135,11 +147,6 @@ def load(path: Path) -> Spec:
 
 
 def _check(argument: dict[str, Any], label: str) -> None:
-    unknown = sorted(set(argument) - KEYS)
-    if unknown:
-        raise _refuse(
-            f"argument {label} has the key {unknown[0]!r}", ", ".join(sorted(KEYS)), "rename it"
-        )
     sources = [key for key in SOURCES if key in argument]
     if len(sources) != 1:
         raise _refuse(
@@ -147,18 +154,28 @@ def _check(argument: dict[str, Any], label: str) -> None:
             "exactly one of " + ", ".join(SOURCES),
             f"say what {label} is",
         )
+    keys = {"name", sources[0], *SOURCES[sources[0]]}
+    unknown = sorted(set(argument) - keys)
+    if unknown:
+        raise _refuse(
+            f"argument {label} has the key {unknown[0]!r}",
+            f"beside {sources[0]}: " + ", ".join(sorted(keys - {sources[0]})),
+            "rename or drop it",
+        )
+    for key, value in argument.items():
+        kind, meant = _KINDS.get(key, (object, ""))
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise _refuse(f"{key} of argument {label} is {value!r}", meant, f"set {key}")
     for key in ("reserve", "zeros"):
         if key in argument and (type(argument[key]) is not int or argument[key] < 1):
             raise _refuse(f"{key} of argument {label} is {argument[key]!r}", "bytes", "set it")
+    if any(type(size) is not int or size < 0 for size in argument.get("shape", ())):
+        raise _refuse(
+            f"shape of argument {label} is {argument['shape']!r}", "a list of sizes", "set it"
+        )
     if "value" in argument and argument.get("type") not in TYPES:
         raise _refuse(
             f"argument {label} has the type {argument.get('type')!r}", ", ".join(TYPES), "set type"
-        )
-    if "out" in argument and ("value" in argument or "null" in argument or "same_as" in argument):
-        raise _refuse(
-            f"argument {label} is written to a file and has {sources[0]}",
-            "out with in, reserve or zeros",
-            "drop one of them",
         )
     if "out" in argument and "in" not in argument and not {"dtype", "shape"} <= set(argument):
         raise _refuse(

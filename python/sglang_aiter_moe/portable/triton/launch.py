@@ -67,6 +67,21 @@ def row_format(mode: str, columns: int) -> tuple[int, torch.dtype]:
     return (columns if mode == "A8W4" else columns // 2), torch.uint8
 
 
+def first_tokens(
+    r: KernelRequest,
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    out: torch.Tensor,
+) -> tuple[KernelRequest, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The operands without the tokens that a ``num_local_tokens`` on the host leaves out; their output is zeroed."""
+    if not isinstance(r.num_local_tokens, int):
+        return r, x, topk_weights, topk_ids, out
+    n = min(r.num_local_tokens, x.shape[0])
+    out[n:].zero_()
+    return replace(r, num_local_tokens=None), x[:n], topk_weights[:n], topk_ids[:n], out[:n]
+
+
 def dispatch(
     r: KernelRequest,
     x: torch.Tensor,
@@ -79,16 +94,7 @@ def dispatch(
     out: torch.Tensor,
 ) -> None:
     """The form for this device and size; all of them compute the same layer. Operands as in ``run``."""
-    if isinstance(r.num_local_tokens, int):
-        n = min(r.num_local_tokens, x.shape[0])
-        out[n:].zero_()
-        r, x, topk_weights, topk_ids, out = (
-            replace(r, num_local_tokens=None),
-            x[:n],
-            topk_weights[:n],
-            topk_ids[:n],
-            out[:n],
-        )
+    r, x, topk_weights, topk_ids, out = first_tokens(r, x, topk_weights, topk_ids, out)
     w1, w2, w1_scale, w2_scale = (t.view(torch.uint8) for t in (w1, w2, w1_scale, w2_scale))
     operands = (w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out)
     if arch_of(x.device.type, x.device.index) == "sm90" and topk_ids.numel() and out.dim() == 2:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
 import pytest
+import torch
 
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -13,10 +15,18 @@ register_cpu_ci(est_time=170, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
+from sglang_aiter_moe.amdgpu.layer import run_layer  # noqa: E402
 from sglang_aiter_moe.docsite import executed  # noqa: E402
 from sglang_aiter_moe.portable.triton import table  # noqa: E402
 from sglang_aiter_moe.testing import amd_cases  # noqa: E402
-from sglang_aiter_moe.testing.triton_cases import CASES  # noqa: E402
+from sglang_aiter_moe.testing.packing import pack_scale, pack_weight  # noqa: E402
+from sglang_aiter_moe.testing.triton_cases import (  # noqa: E402
+    CASES,
+    Case,
+    raw_experts,
+    request,
+    routing,
+)
 
 LAYERS = amd_cases.layers()
 OPTIONS = [
@@ -45,6 +55,22 @@ def test_options(name):
     row = amd_cases.execute("gfx950", case, SEED)
     assert row["finite"] and row["guards"] and row["same_bits"], row
     assert max(row["rel_err"], row["cpu_err"]) < amd_cases.LIMIT[case.mode], row
+
+
+def test_tokens_that_the_host_leaves_out():
+    """``num_local_tokens`` as a number gives what the fewer tokens give, and zeros."""
+    case = Case("local", tokens=5, hidden=128, inter=64)
+    g = torch.Generator().manual_seed(SEED)
+    experts = raw_experts(case, g)
+    x = torch.randn(5, 128, generator=g).bfloat16()
+    ids, weights = routing(case, g)
+    packed = [pack_weight(t, "separated") for t in (experts.w13, experts.w2)]
+    packed += [pack_scale(t, "separated") for t in (experts.w13_scale, experts.w2_scale)]
+    whole, part = torch.ones_like(x), torch.ones_like(x[:3])
+    left_out = dataclasses.replace(request(case, experts, "cpu"), num_local_tokens=3)
+    run_layer("gfx950", left_out, x, *packed, weights, ids, whole)
+    run_layer("gfx950", request(case, experts, "cpu"), x[:3], *packed, weights[:3], ids[:3], part)
+    assert torch.equal(whole[:3], part) and not whole[3:].any() and part.any()
 
 
 def test_covers_the_tables():
