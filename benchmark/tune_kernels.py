@@ -22,24 +22,29 @@ from moe_layers import Layer, number_of_sets, time_graph
 from sglang_aiter_moe.numerics.metrics import relative_error
 from sglang_aiter_moe.portable.triton import workspace
 from sglang_aiter_moe.portable.triton.hopper import table
-from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config
+from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, Ring
 from sglang_aiter_moe.portable.triton.hopper.launch import ListConfig, TokenConfig
 from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig
 
 LIMIT = {"A16W4": 4e-3, "A8W4": 1e-2, "A4W4": 4e-2}
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
+R = Ring
 CANDIDATES = {
     "short": [
         TokenConfig(32, 4, 7, 16, 1, 2, 8), TokenConfig(16, 4, 7, 16, 1, 2, 8), TokenConfig(32, 2, 2, 16, 1, 2, 4),
         TokenConfig(32, 1, 4, 16, 1, 2, 4), ListConfig(32, 1, 4, 32, 4, 3), ListConfig(32, 1, 1, 32, 4, 3),
-        Fp8Config(8, 4, 4, 4), Fp8Config(8, 4, 4, 2), Fp8Config(8, 4, 8, 2), Fp8Config(8, 8, 4, 4),
+        Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 3)), Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 4, 3)),
+        Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 3)), Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 5, 2)),
+        Fp8Config(16, R(8, 8, 3, 2), R(4, 16, 3, 3)),
         PrefillConfig(8, tiles=4, regs1=64, regs2=64), PrefillConfig(16, tiles=4, regs1=64, regs2=64),
         PrefillConfig(32, tiles=7, regs1=80, regs2=80), PrefillConfig(64, tiles=7, regs1=128, regs2=128),
         PrefillConfig(96, tiles=7, regs1=128, regs2=128), PrefillConfig(160, tiles=7),
     ],
     "long": [
         TokenConfig(32, 4, 6, 16, 4, 5, 16), TokenConfig(16, 4, 6, 16, 4, 5, 16), TokenConfig(32, 2, 2, 32, 2, 2, 8),
-        ListConfig(32, 1, 1, 32, 1, 2), ListConfig(32, 1, 2, 32, 1, 2), Fp8Config(8, 4, 4, 1), Fp8Config(8, 4, 4, 2),
+        ListConfig(32, 1, 1, 32, 1, 2), ListConfig(32, 1, 2, 32, 1, 2),
+        Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 2, 3)), Fp8Config(8, R(4, 16, 5, 2), R(4, 16, 2, 3)),
+        Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 2)), Fp8Config(16, R(8, 8, 3, 2), R(8, 8, 3, 2)),
         PrefillConfig(16, regs1=64, regs2=64), PrefillConfig(32, regs1=80, regs2=80),
         PrefillConfig(64, regs1=128, regs2=128), PrefillConfig(96, regs1=128, regs2=128), PrefillConfig(160),
         PrefillConfig(128, r1=256, r2=256),

@@ -19,8 +19,10 @@ from collections import Counter
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Ring
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import stage1_fp8
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage2 import stage2_fp8
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import stage1_prefill
@@ -36,8 +38,9 @@ BF16 = POINTERS | {
 }  # fmt: skip
 FP8 = POINTERS | {
     "x_ptr": "fp8e4nv", "a_ptr": "fp8e4nv", "x_scale_ptr": "fp32", "a_scale_ptr": "fp32", "w_ptr": "u8",
-    "scale_ptr": "i32",
+    "scale_ptr": "i32", "starts_ptr": "i32", "counter_ptr": "i32",
 }  # fmt: skip
+PAIR = FP8 | {"a_ptr": "bf16"}
 PREFILL = BF16 | {"w_ptr": "i32", "block_rows_ptr": "i32"}
 K3 = {"H": 3584, "I": 384}
 STAGE1 = K3 | {"LAYOUT": "separated", "ACTIVATION": "situv2", "HAS_LIMIT": False, "HAS_BIAS": False}
@@ -49,7 +52,9 @@ def forms() -> dict[str, tuple]:
     stage1 = STAGE1 | bf16 | {"H_USED": 3584, "A_STRIDE": 384, "PREFETCH": False, "X_STRIDE": 3584}
     stage2 = K3 | bf16 | {"I_USED": 384, "A_STRIDE": 384, "HAS_BIAS": False, "G": 4, "U": 1}
     oss = {"H": 2880, "I": 2880}
-    fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4}
+    fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4, "SB": 16, "SLOTS": 3}
+    pair = {"RULE": "none", "VIA_BF16": False, "QUADS2": 3}
+    epilogue = {"RULE": "epilogue", "VIA_BF16": False, "QUADS2": 3, "PARTS": 1}
     prefill = {"WIDE": False, "R": 128, "W": 8}
     return {
         "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
@@ -59,12 +64,12 @@ def forms() -> dict[str, tuple]:
         "bf16 stage 2 list, K 2880": (
             stage2_list, stage2 | oss | {"I_USED": 2880, "A_STRIDE": 2944, "G": 1, "U": 2}, BF16, 1, 8,
         ),
-        "fp8 stage 1": (stage1_fp8, STAGE1 | fp8 | {"RULE": "pair", "VIA_BF16": True}, FP8, 4, 8),
-        "fp8 stage 1 gui": (
-            stage1_fp8, STAGE1 | fp8 | {"RULE": "pair", "VIA_BF16": True, "LAYOUT": "gu_interleaved"}, FP8, 4, 8,
-        ),
-        "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | {"RULE": "epilogue", "VIA_BF16": False, "PARTS": 1}, FP8, 4, 8),
-        "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "TILES": 1}, FP8, 4, 8),
+        "fp8 stage 1": (stage1_fp8, STAGE1 | fp8 | pair, PAIR, 4, 8),
+        "fp8 stage 1 gui": (stage1_fp8, STAGE1 | fp8 | pair | {"LAYOUT": "gu_interleaved"}, PAIR, 4, 8),
+        "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | epilogue, FP8, 4, 8),
+        "fp8 stage 1, 16 columns": (stage1_fp8, STAGE1 | fp8 | pair | {"N": 16}, PAIR, 4, 16),
+        "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True}, PAIR, 4, 8),
+        "fp8 stage 2 A8W4": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "PARTS": 1}, FP8, 4, 8),
         "prefill stage 1": (
             stage1_prefill, STAGE1 | prefill | {"X_STRIDE": 3584, "A_STRIDE": 384, "T": 96, "FORMAT": "bf16",
             "RULE": "none", "VIA_BF16": False}, PREFILL, 8, 96,
@@ -78,12 +83,28 @@ def forms() -> dict[str, tuple]:
     }  # fmt: skip
 
 
-def build(kernel, constants: dict, types: dict, warps: int):
+DESCRIPTORS = {"desc_w": "u8", "desc_s": "i32"}
+
+
+def descriptor_type(name: str, c: dict) -> str:
+    """As the launcher names it; the boxes are those of ``fp8_launch``."""
+    both = 2 if c.get("LAYOUT") == "separated" else 1
+    if name == "desc_w":
+        box, bits = [both, c["W"] // both, 2 * c["SB"], 128], 8
+    else:
+        box, bits = [both, c["W"] // 2 // both, c["SB"] // 4, 32], 32
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=4)
+    return f"tensordesc<{DESCRIPTORS[name]}{box},{layout!r}>"
+
+
+def build(kernel, constants: dict, types: dict, warps: int, maxnreg: int | None = None):
     names = kernel.arg_names
     signature, attrs = {}, {}
     for i, name in enumerate(names):
         if name in constants:
             signature[name] = "constexpr"
+        elif name in DESCRIPTORS:
+            signature[name] = descriptor_type(name, constants)
         elif name in types:
             signature[name] = "*" + types[name]
             attrs[(i,)] = [["tt.divisibility", 16]]
@@ -97,6 +118,8 @@ def build(kernel, constants: dict, types: dict, warps: int):
         attrs=attrs,
     )
     options = {"num_warps": warps} | ({} if gluon else {"num_stages": 1})
+    if maxnreg:
+        options["maxnreg"] = maxnreg
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -135,7 +158,8 @@ def opcode(instruction: str) -> str:
 
 def describe(name: str) -> dict:
     kernel, constants, types, warps, _ = forms()[name]
-    compiled = build(kernel, constants, types, warps)
+    maxnreg = Ring(warps, 16, 3, 2).maxnreg if name.startswith("fp8") else None
+    compiled = build(kernel, constants, types, warps, maxnreg)
     instructions, labels = disassemble(compiled.asm["cubin"])
     loop = inner_loop(instructions, labels)
     # A fence is written as loads that never happen: @!PT LDS RZ, [RZ].

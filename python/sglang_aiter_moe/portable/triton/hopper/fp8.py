@@ -5,29 +5,27 @@
 7 instructions for 8 weights, against 15 and a multiplication each for bf16. A word's even nibbles are four
 consecutive K of the
 operand and its odd nibbles the four that follow 16 later, so a block of 32 columns is in the order
-[16 even columns][16 odd columns], and x is stored so. Lane ``4 * g + t`` loads word ``t`` of the 16 bytes of its
-two rows: the
-operand's own layout, so codes never leave the lane that loaded them.
+[16 even columns][16 odd columns], and x is stored so. Lane ``4 * g + t`` takes word ``t`` of the 16 bytes of its
+two rows, which ``ldmatrix`` delivers: the operand's own layout, so codes never leave the lane that read them.
 
 **Scales.** One ``wgmma`` has K = 32, one scale block. Its result is multiplied by the scale in float32 and added.
 AITER keeps the scales
 of two rows (16 apart, or gate and up) and of two blocks (4 apart) in one word; those two rows are given to one lane, so
 that a word is loaded once and all of it is used.
 
-**x.** bf16 has 8 significant bits, e4m3 has 4: x is two columns, ``hi`` and 16 times the rest, ``lo``, with a power
+**x, and stage 1's output.** bf16 has 8 significant bits, e4m3 has 4: a row is two
+columns, ``hi`` and 16 times the rest, ``lo``, with a power
 of two a row that puts
 its largest magnitude in [128, 256). The pair holds every x above 2**-13 of the row's largest exactly, and all others to
 2**-22 of it. (A8W4: one column, as AITER quantised it.) The tensor cores are idle in decode, so columns are free.
 """
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from sglang_aiter_moe.portable.triton import layout as _layout
@@ -35,7 +33,8 @@ from sglang_aiter_moe.portable.triton import layout as _layout
 weight_row = gluon.jit(_layout.weight_row.fn)
 weight_offset = gluon.jit(_layout.weight_offset.fn)
 scale_offset = gluon.jit(_layout.scale_offset.fn)
-# Triton 3.9 renamed both.
+# Triton 3.9 renamed these.
+REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
@@ -127,18 +126,77 @@ def scale_f32(word, ODD: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def stage_columns(x_ptr, base, ok, smem, QUADS: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
-    """Starts the copy of columns ``[N]`` (first bytes ``base``) to ``smem [QUADS, N, 128]``; masked ones are left
-    as they are."""
-    L: gl.constexpr = gl.BlockedLayout([1, 32 // W], [W // 2, 64 // W], [4, W // 4], [1, 0])
-    c = gl.convert_layout(base, gl.SliceLayout(1, L))
-    m = gl.convert_layout(ok, gl.SliceLayout(1, L))
+def stage_columns(x_ptr, row, ok, smem, QUADS: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
+    """Starts the copy of columns ``[N]`` (rows ``row`` of ``x_ptr [.., QUADS * 128]``) to ``smem [QUADS, N, 128]``.
+
+    Masked ones are left as they are. Four quads a copy where they divide: Triton puts a barrier between two copies.
+    """
+    L: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [W, 1], [1, 0])
+    C: gl.constexpr = 4 if QUADS % 4 == 0 else 1
+    if REINTERPRET_IS_PUBLIC:
+        chunks = smem.reinterpret(smem.dtype, [QUADS // C, C * N, 128], smem.layout)
+    else:
+        chunks = smem._reinterpret(smem.dtype, [QUADS // C, C * N, 128], smem.layout)
+    COLS: gl.constexpr = gl.SliceLayout(1, L)
+    c = gl.convert_layout(_repeated(row, C, N, W), COLS)
+    m = gl.convert_layout(_repeated(ok.to(gl.int32), C, N, W), COLS) != 0
+    quad = gl.arange(0, C * N, layout=COLS) // N
     k = gl.arange(0, 128, layout=gl.SliceLayout(0, L))
-    at = x_ptr + c[:, None] + k[None, :]
+    at = x_ptr + (c * (QUADS * 128) + quad * 128)[:, None] + k[None, :]
     mask = m[:, None] & (k >= 0)[None, :]
-    for q in gl.static_range(QUADS):
-        async_load(smem.index(q), at + q * 128, mask=mask)
+    for q in gl.static_range(QUADS // C):
+        async_load(chunks.index(q), at + q * (C * 128), mask=mask)
     async_copy.commit_group()
+
+
+@gluon.jit
+def _repeated(v, C: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
+    """``[N]`` C times over."""
+    if C == 1:
+        return v
+    else:
+        ONES: gl.constexpr = gl.BlockedLayout([C, 1], [1, 32], [1, W], [1, 0])
+        flat = gl.convert_layout(v, gl.SliceLayout(0, ONES))
+        return gl.reshape(
+            gl.expand_dims(flat, 0) + gl.zeros([C, N], v.dtype, layout=ONES), (C * N,)
+        )
+
+
+@gluon.jit
+def split_rows(
+    x_ptr, row, ok, smem, K: gl.constexpr, CHUNKS: gl.constexpr, T: gl.constexpr, W: gl.constexpr
+):
+    """bf16 rows ``[T]`` of ``x_ptr [.., K]`` to pairs of columns in ``smem [4 CHUNKS, 2 T, 128]``.
+
+    Returns:
+        float32 ``[T]``: the rows' scales, in a layout of the caller's ``row``.
+    """
+    ROWS: gl.constexpr = min(T, W)
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [ROWS, W // ROWS], [1, 0])
+    if REINTERPRET_IS_PUBLIC:
+        chunks = smem.reinterpret(smem.dtype, [CHUNKS, 8 * T, 128], smem.layout)
+    else:
+        chunks = smem._reinterpret(smem.dtype, [CHUNKS, 8 * T, 128], smem.layout)
+    r = gl.convert_layout(row, gl.SliceLayout(1, L)).to(gl.int64)
+    mask = (gl.convert_layout(ok.to(gl.int32), gl.SliceLayout(1, L)) != 0)[:, None]
+    k = gl.arange(0, 512, layout=gl.SliceLayout(0, L))
+    at = x_ptr + (r * K)[:, None] + k[None, :]
+    largest = gl.zeros([T], gl.int32, layout=gl.SliceLayout(1, L))
+    for c in gl.static_range(CHUNKS):
+        v = gl.load(at + c * 512, mask=mask & (k < K - c * 512)[None, :], other=0.0).to(gl.float32)
+        largest = gl.maximum(largest, gl.max(v.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=1))
+    exponent = gl.minimum(gl.maximum((largest >> 23) - 7, 1), 253)
+    inverse = ((254 - exponent) << 23).to(gl.float32, bitcast=True)[:, None]
+    for c in gl.static_range(CHUNKS):
+        v = gl.load(at + c * 512, mask=mask & (k < K - c * 512)[None, :], other=0.0).to(gl.float32)
+        v = v * inverse
+        hi = v.to(gl.float8e4nv)
+        lo = ((v - hi.to(gl.float32)) * 16.0).to(gl.float8e4nv)
+        # A block of 32 columns is stored as [16 even][16 odd].
+        both = gl.reshape(gl.join(hi, lo), (T, 4, 4, 16, 2, 2))
+        both = gl.reshape(gl.permute(both, (1, 0, 5, 2, 4, 3)), (8 * T, 128))
+        chunks.index(c).store(both)
+    return gl.convert_layout((exponent << 23).to(gl.float32, bitcast=True), row.type.layout)
 
 
 @gluon.jit
@@ -146,27 +204,6 @@ def columns_ready():
     async_copy.wait_group(0)
     fence_async_shared()
     barrier()
-
-
-@gluon.jit
-def load_words(word_ptr, q, K_BLOCKS: gl.constexpr, MASKED: gl.constexpr):
-    """Words of K blocks 4q .. 4q+3. MASKED: past K_BLOCKS they are 0."""
-    w = word_ptr + q * 1024
-    if MASKED:
-        n = K_BLOCKS - q * 4
-        return (
-            gl.load(w, mask=n > 0, other=0), gl.load(w + 256, mask=n > 1, other=0),
-            gl.load(w + 512, mask=n > 2, other=0), gl.load(w + 768, mask=n > 3, other=0),
-        )  # fmt: skip
-    else:
-        return gl.load(w), gl.load(w + 256), gl.load(w + 512), gl.load(w + 768)
-
-
-@gluon.jit
-def load_scales(scale_ptr, pair):
-    """Scale words of K blocks 8 * pair .. 8 * pair + 7; AITER pads scale columns to 8, so they exist."""
-    s = scale_ptr + pair * 64
-    return gl.load(s), gl.load(s + 16), gl.load(s + 32), gl.load(s + 48)
 
 
 @gluon.jit
@@ -236,44 +273,6 @@ def add_quad(acc, p, s):
 
 
 @gluon.jit
-def multiply_row(
-    acc,
-    words,
-    scales,
-    smem,
-    cols,
-    K_BLOCKS: gl.constexpr,
-    N: gl.constexpr,
-    W: gl.constexpr,
-    COL_SCALES: gl.constexpr,
-):
-    """``acc [16 W, N]`` plus all K blocks of a tile, 8 a step."""
-    QUADS: gl.constexpr = quads(K_BLOCKS)
-    MASKED: gl.constexpr = K_BLOCKS % 4 != 0
-    for pair in range(QUADS // 2):
-        q = pair * 2
-        s = load_scales(scales, pair)
-        a = load_words(words, q, K_BLOCKS, MASKED and QUADS % 2 == 0)
-        b = load_words(words, q + 1, K_BLOCKS, MASKED and QUADS % 2 == 0)
-        pa = start_quad(a, smem.index(q), N, W)
-        pb = start_quad(b, smem.index(q + 1), N, W)
-        sa = quad_scales(s, cols + q * 4, False, N, W, COL_SCALES)
-        pa = warpgroup_mma_wait(4, deps=[pa[0], pa[1], pa[2], pa[3]])
-        acc = add_quad(acc, pa, sa)
-        sb = quad_scales(s, cols + q * 4 + 4, True, N, W, COL_SCALES)
-        pb = warpgroup_mma_wait(0, deps=[pb[0], pb[1], pb[2], pb[3]])
-        acc = add_quad(acc, pb, sb)
-    if QUADS % 2 == 1:
-        s = load_scales(scales, QUADS // 2)
-        a = load_words(words, QUADS - 1, K_BLOCKS, MASKED)
-        pa = start_quad(a, smem.index(QUADS - 1), N, W)
-        sa = quad_scales(s, cols + (QUADS - 1) * 4, False, N, W, COL_SCALES)
-        pa = warpgroup_mma_wait(0, deps=[pa[0], pa[1], pa[2], pa[3]])
-        acc = add_quad(acc, pa, sa)
-    return acc
-
-
-@gluon.jit
 def join_parts(acc, N: gl.constexpr, W: gl.constexpr, PARTS: gl.constexpr):
     """``[16 W, N]`` to ``[16 W, N / PARTS]``: hi and lo columns of a token added up."""
     if PARTS == 2:
@@ -281,9 +280,3 @@ def join_parts(acc, N: gl.constexpr, W: gl.constexpr, PARTS: gl.constexpr):
         return hi + lo * LO_SCALE
     else:
         return acc
-
-
-@triton.constexpr_function
-def quads(blocks):
-    """Groups of four K blocks."""
-    return (blocks + 3) // 4

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.portable.request import (
     A8W4,
     A16W4,
@@ -20,6 +24,7 @@ from sglang_aiter_moe.portable.request import (
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import stage1_fp8
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage2 import stage2_fp8
 from sglang_aiter_moe.portable.triton.hopper.prepare import combine_hopper, prepare_fp8
+from sglang_aiter_moe.portable.triton.hopper.ring import ring_quads
 from sglang_aiter_moe.portable.triton.workspace import carve, state
 
 RULES = {
@@ -29,20 +34,48 @@ RULES = {
 }
 
 
+MOST_COLUMNS = 10240
+"""Of H and of I: the tokens of a block and a ring must fit one SM."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """One stage: ``w`` warps that multiply (16 rows each), ``sb`` K blocks a slot (``w * sb >= 64``: a slot's scales
+    fill eight rows of 128 bytes), ``slots`` a program, ``programs`` an SM."""
+
+    w: int
+    sb: int
+    slots: int
+    programs: int
+
+    @property
+    def maxnreg(self) -> int:
+        """Registers of a thread if all programs of an SM are resident; the warp that copies takes a warp group."""
+        return min(65536 // (self.programs * (self.w + 4) * 32) // 8 * 8, 255)
+
+    def shared(self, columns: int, n: int, parts: int) -> int:
+        """Bytes of shared memory of a program beside ``n`` columns of ``columns`` bytes."""
+        return self.slots * self.w * self.sb * 272 + n * columns + 64 * self.w * n // parts + 256
+
+
 @dataclass(frozen=True)
 class Fp8Config:
-    """``n`` columns of a product (A16W4: two a token); warps of stages 1 and 2; stage-2 row tiles (16 rows a warp)
-    a program."""
+    """``n`` columns of a product (A16W4: two a token), and the stages' rings."""
 
     n: int
-    w1: int = 4
-    w2: int = 4
-    tiles: int = 4
+    one: Ring
+    two: Ring
     combine: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("one", "two"):
+            if isinstance(getattr(self, name), dict):
+                object.__setattr__(self, name, Ring(**getattr(self, name)))
 
 
 def supports(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:
-    return r.mode in (A16W4, A8W4) and supports_but_mode(r, w1_scale, w2_scale)
+    fits = max(r.hidden_size, r.intermediate_size) <= MOST_COLUMNS
+    return fits and r.mode in (A16W4, A8W4) and supports_but_mode(r, w1_scale, w2_scale)
 
 
 def supports_but_mode(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:
@@ -64,68 +97,111 @@ def supports_but_mode(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.
     )
 
 
-def _padded(columns: int) -> int:
-    return -(-columns // 128) * 128
+def _descriptors(weight, scale, outer: int, both: int, rows: int, columns: int, ring: Ring):
+    """What a slot is copied from, the layouts of contract.md a.1 and a.3 as bulk copies see them: words
+    ``[outer, 16-row tiles, half blocks, 128 bytes]``, scales ``[outer, 32-row groups, .., 32 words]``.
+
+    Args:
+        outer: experts, or halves of experts where gate and up are separate (``both`` is 2, else 1).
+        rows, columns: of one of them.
+    """
+    kb, kq = columns // 16, -(-columns // 256) * 2
+    w_box, s_box = (
+        [both, ring.w // both, 2 * ring.sb, 128],
+        [both, ring.w // 2 // both, ring.sb // 4, 32],
+    )
+    return (
+        TensorDescriptor(
+            weight, [outer, rows // 16, kb, 128], [rows * columns // 2, columns * 8, 128, 1], w_box,
+            gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=4),
+        ),
+        TensorDescriptor(
+            scale, [outer, rows // 32, kq, 32], [rows * kq, kq * 32, 32, 1], s_box,
+            gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4),
+        ),
+    )  # fmt: skip
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def run_fp8(
     r, x, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out, config: Fp8Config
 ) -> None:
-    """Four launches. Operands as in ``portable.triton.run``."""
+    """Four launches. Operands as in ``portable.triton.run``.
+
+    Raises:
+        ContractError: weights or scales that bulk copies cannot read where they are.
+    """
+    for name, t in (("w1", w1), ("w2", w2), ("w1_scale", w1_scale), ("w2_scale", w2_scale)):
+        if t.data_ptr() % 16:
+            raise ContractError(
+                f"{name} begins at address {t.data_ptr():#x}",
+                allowed="a multiple of 16, which bulk copies need",
+                fix=f"pass {name}.clone()",
+            )
     M, topk = topk_ids.shape
     E, H, I = r.num_experts, r.hidden_size, r.intermediate_size
     parts = 2 if r.mode == A16W4 else 1
     rows = config.n // parts
     pairs = M * topk
     blocks = min(pairs, (pairs + E * (rows - 1)) // rows)
-    x_stride, a_stride = _padded(H), _padded(I)
+    quads1, quads2 = ring_quads(H // 32, config.one.sb), ring_quads(I // 32, config.two.sb)
+    one, two = config.one, config.two
+    x_stride, a_stride = quads1 * 128, quads2 * 128
     ws = carve(
         x.device,
         {
-            "pairs": ((blocks, rows), torch.int32),
-            "experts": ((blocks,), torch.int32),
+            "pairs": ((E * pairs,), torch.int32),
+            "starts": ((blocks,), torch.int32),
             "x": ((M, parts, x_stride), torch.uint8),
             "x_scale": ((M, x_stride // 32), torch.float32),
-            "a": ((pairs, parts, a_stride), torch.uint8),
-            "a_scale": ((pairs, a_stride // 32), torch.float32),
+            "a": ((pairs, I), torch.bfloat16) if parts == 2 else ((pairs, a_stride), torch.uint8),
+            "a_scale": ((pairs if parts == 1 else 1, a_stride // 32), torch.float32),
             "part": ((pairs, H), torch.bfloat16),
         },
     )
-    counter = state(x.device)
+    counter = state(x.device, 1 + E)
     mask, tokens = r.expert_mask, r.num_local_tokens
     groups = E if mask is None else mask.numel()
     nothing = topk_ids
     sort_args = (topk_ids, nothing if mask is None else mask, nothing if tokens is None else tokens)
     flags = {"HAS_MASK": mask is not None, "HAS_TOKENS": tokens is not None}
-    rule, via_bf16 = RULES.get(r.requantization, ("pair", True))
-    x8, a8 = ws["x"].view(torch.float8_e4m3fn), ws["a"].view(torch.float8_e4m3fn)
+    rule, via_bf16 = RULES.get(r.requantization, ("none", False))
+    x8, a = ws["x"].view(torch.float8_e4m3fn), ws["a"]
+    a = a if parts == 2 else a.view(torch.float8_e4m3fn)
     try:
-        prepare_fp8[(groups + M,)](
-            x, ws["x"], ws["x_scale"], *sort_args, ws["pairs"], ws["experts"], counter, M, topk, groups, E,
+        prepare_fp8[(triton.cdiv(pairs, 128) + M,)](
+            x, ws["x"], ws["x_scale"], *sort_args, ws["pairs"], ws["starts"], counter, M, topk, groups, E,
             H=H, X_STRIDE=x_stride, PARTS=parts, RULE=r.input_rounding, **flags, PDL=True,
-            GROUPS=triton.next_power_of_2(groups), T=rows,
-            BLOCK=min(2048, triton.next_power_of_2(pairs)), WIDTH=triton.next_power_of_2(x_stride), num_warps=4,
+            T=rows, BLOCK=128, WIDTH=triton.next_power_of_2(x_stride), num_warps=4,
         )  # fmt: skip
-        stage1_fp8[(blocks * triton.cdiv(I, 8 * config.w1),)](
-            x8, ws["x_scale"], w1.view(torch.uint8), w1_scale.view(-1).view(torch.int32), topk_weights if r.bias13
-            is None else r.bias13,
-            ws["pairs"], ws["experts"], counter, a8, ws["a_scale"], pairs, topk,
+        both = 2 if r.w13_layout == SEPARATED else 1
+        weights1 = _descriptors(
+            w1, w1_scale.view(-1).view(torch.int32), E * both, both, 2 // both * I, H, one
+        )
+        weights2 = _descriptors(w2, w2_scale.view(-1).view(torch.int32), E, 1, H, I, two)
+        sms = _multiprocessors(x.device)
+        stage1_fp8[(min(blocks * triton.cdiv(I, 8 * one.w), sms * one.programs),)](
+            *weights1, x8, ws["x_scale"], topk_weights if r.bias13 is None else r.bias13,
+            ws["pairs"], ws["starts"], counter, a, ws["a_scale"], pairs, topk,
             r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
             H=H, I=I, LAYOUT=r.w13_layout, ACTIVATION=r.activation, HAS_LIMIT=r.limit is not None,
-            HAS_BIAS=r.bias13 is not None, RULE=rule, VIA_BF16=via_bf16, PARTS=parts, PDL=True,
-            N=config.n, W=config.w1, num_warps=config.w1, launch_pdl=True,
+            HAS_BIAS=r.bias13 is not None, RULE=rule, VIA_BF16=via_bf16, PARTS=parts, PDL=True, QUADS2=quads2,
+            N=config.n, W=one.w, SB=one.sb, SLOTS=one.slots, num_warps=one.w, maxnreg=one.maxnreg, launch_pdl=True,
         )  # fmt: skip
-        stage2_fp8[(blocks * triton.cdiv(H, 16 * config.w2 * config.tiles),)](
-            a8, ws["a_scale"], w2.view(torch.uint8), w2_scale.view(-1).view(torch.int32), topk_weights if r.bias2 is
-            None else r.bias2,
-            topk_weights, ws["pairs"], ws["experts"], counter, ws["part"], pairs,
+        stage2_fp8[(min(blocks * triton.cdiv(H, 16 * two.w), sms * two.programs),)](
+            *weights2, a, ws["a_scale"], topk_weights if r.bias2 is None else r.bias2,
+            topk_weights, ws["pairs"], ws["starts"], counter, ws["part"], pairs,
             H=H, I=I, HAS_BIAS=r.bias2 is not None, PARTS=parts, PDL=True, N=config.n,
-            TILES=config.tiles, W=config.w2, num_warps=config.w2, launch_pdl=True,
+            W=two.w, SB=two.sb, SLOTS=two.slots, num_warps=two.w, maxnreg=two.maxnreg, launch_pdl=True,
         )  # fmt: skip
         combine_hopper[(M, triton.cdiv(H, config.combine))](
             ws["part"], *sort_args, counter, topk_weights, out, out.stride(0), M, groups,
             H=H, H_USED=H, WEIGHTED=False, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
-            PDL=True, BLOCK_H=config.combine, DOT="bf16", num_warps=4, launch_pdl=True,
+            PDL=True, BLOCK_H=config.combine, DOT="bf16", COUNTERS=1 + E, num_warps=4, launch_pdl=True,
         )  # fmt: skip
     except BaseException:
         counter.zero_()  # a chain that broke off must not leave its count to the next call

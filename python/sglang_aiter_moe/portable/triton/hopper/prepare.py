@@ -16,6 +16,7 @@ from sglang_aiter_moe.portable.triton.codecs import (
     f32_to_e4m3,
     quantize_blocks,
 )
+from sglang_aiter_moe.portable.triton.hopper.prefill_prepare import ids_here
 from sglang_aiter_moe.portable.triton.sort import local_index, tokens_here
 
 
@@ -109,6 +110,47 @@ def prepare_kernel(
 
 
 @triton.jit
+def list_pairs(
+    chunk,
+    ids_ptr,
+    mask_ptr,
+    tokens_ptr,
+    pairs_ptr,  # [num_experts, M * topk] int32: an expert's pairs, in any order
+    starts_ptr,  # [blocks] int32: where in ``pairs_ptr`` a block begins
+    counter_ptr,  # [1 + num_experts] int32: blocks, pairs of each expert; zero on entry, combine_hopper leaves it so
+    M,
+    topk,
+    groups,
+    num_experts,
+    HAS_MASK: tl.constexpr,
+    HAS_TOKENS: tl.constexpr,
+    T: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Ranks BLOCK pairs by atomic additions; whoever gets a rank that T divides opens a block.
+
+    No output depends on the order: a pair is a column of its own in every product, and a token's sum goes by slot.
+    """
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    e, ok = ids_here(ids_ptr, at, tokens_here(tokens_ptr, M, HAS_TOKENS) * topk, groups)
+    if HAS_MASK:
+        ok = ok & (tl.load(mask_ptr + e) != 0)
+        local = tl.zeros([BLOCK], tl.int32)
+        for first in range(0, groups, 32):
+            g = first + tl.arange(0, 32)
+            here = (tl.load(mask_ptr + g, mask=g < groups, other=0) != 0).to(tl.int32)
+            local += tl.sum(tl.where(g[None, :] < e[:, None], here[None, :], 0), axis=1)
+        ok = ok & (local < num_experts)
+        e = tl.where(ok, local, 0)
+    rank = tl.atomic_add(counter_ptr + 1 + e, 1, mask=ok, sem="relaxed")
+    where = e * (M * topk) + rank
+    tl.store(pairs_ptr + where, at, mask=ok)
+    opens = ok & (rank % T == 0)
+    block = tl.atomic_add(counter_ptr + e * 0, 1, mask=opens, sem="relaxed")
+    tl.store(starts_ptr + block, where, mask=opens)
+
+
+@triton.jit
 def prepare_fp8(
     x_ptr,  # [M, H] bf16
     x8_ptr,  # [M, PARTS, X_STRIDE] e4m3 bytes: each 32 columns as [16 even][16 odd]
@@ -117,8 +159,8 @@ def prepare_fp8(
     mask_ptr,
     tokens_ptr,
     pairs_ptr,
-    block_expert_ptr,
-    num_blocks_ptr,
+    starts_ptr,
+    counter_ptr,
     M,
     topk,
     groups,
@@ -130,21 +172,22 @@ def prepare_fp8(
     HAS_MASK: tl.constexpr,
     HAS_TOKENS: tl.constexpr,
     PDL: tl.constexpr,
-    GROUPS: tl.constexpr,
     T: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,  # a power of two >= X_STRIDE
 ):
+    """Program m quantises row m of x; the programs before list BLOCK pairs each."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     g = tl.program_id(0)
-    if g < groups:
-        list_expert(
-            g, ids_ptr, mask_ptr, tokens_ptr, pairs_ptr, block_expert_ptr, num_blocks_ptr, M, topk, groups,
-            num_experts, HAS_MASK, HAS_TOKENS, GROUPS, T, BLOCK,
+    chunks = tl.num_programs(0) - M
+    if g < chunks:
+        list_pairs(
+            g, ids_ptr, mask_ptr, tokens_ptr, pairs_ptr, starts_ptr, counter_ptr, M, topk, groups, num_experts,
+            HAS_MASK, HAS_TOKENS, T, BLOCK,
         )  # fmt: skip
     else:
-        row = (g - groups).to(tl.int64)
+        row = (g - chunks).to(tl.int64)
         p = tl.arange(0, WIDTH)
         col = p // 32 * 32 + p % 16 * 2 + p // 16 % 2
         x = tl.load(x_ptr + row * H + col, mask=col < H, other=0.0).to(tl.float32)
@@ -188,13 +231,16 @@ def combine_hopper(
     PDL: tl.constexpr,
     BLOCK_H: tl.constexpr,
     DOT: tl.constexpr,
+    COUNTERS: tl.constexpr = 1,
 ):
-    """Sums a token's parts, all of them in flight at once, and clears the block counter for the next call."""
+    """Sums a token's parts, all of them in flight at once, and clears the COUNTERS of the listing for the next call."""
     if PDL:
         tl.extra.cuda.gdc_wait()
     m = tl.program_id(0)
-    if (m == 0) & (tl.program_id(1) == 0):
-        tl.store(num_blocks_ptr, 0)
+    if m == 0:
+        for first in range(tl.program_id(1) * BLOCK_H, COUNTERS, tl.num_programs(1) * BLOCK_H):
+            at = first + tl.arange(0, BLOCK_H)
+            tl.store(num_blocks_ptr + at, tl.zeros([BLOCK_H], tl.int32), mask=at < COUNTERS)
     slot = tl.arange(0, SLOTS)
     col = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     id = tl.load(ids_ptr + m * TOPK + slot, mask=slot < TOPK, other=-1)

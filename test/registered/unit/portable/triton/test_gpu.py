@@ -38,7 +38,7 @@ def test_portable_form(name):
 
 
 def forms() -> list:
-    from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, run_fp8
+    from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, Ring, run_fp8
     from sglang_aiter_moe.portable.triton.hopper.launch import (
         ListConfig,
         TokenConfig,
@@ -51,8 +51,8 @@ def forms() -> list:
         ("tokens", run_tokens, TokenConfig(32, 4, 2, 16, 1, 2, 4)),
         ("tokens-ragged", run_tokens, TokenConfig(16, 2, 2, 16, 2, 3, 8)),
         ("list", run_list, ListConfig(32, 1, 2, 32, 2, 2)),
-        ("fp8", run_fp8, Fp8Config(8, 4, 4, 2)),
-        ("fp8-8-warps", run_fp8, Fp8Config(16, 8, 8, 1)),
+        ("fp8", run_fp8, Fp8Config(8, Ring(4, 16, 3, 2), Ring(4, 16, 2, 3))),
+        ("fp8-8-warps", run_fp8, Fp8Config(16, Ring(8, 8, 3, 2), Ring(8, 16, 2, 1))),
         ("prefill", run_prefill, PrefillConfig(32, tiles=2)),
         ("prefill-4-warps", run_prefill, PrefillConfig(64, 64, 4, 64, 4)),
         ("prefill-256-rows", run_prefill, PrefillConfig(16, 256, 8, 256, 8)),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -17,7 +18,7 @@ register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 pytest.importorskip("triton")
 
 from sglang_aiter_moe.portable.triton import table  # noqa: E402
-from sglang_aiter_moe.portable.triton.hopper import prefill_launch  # noqa: E402
+from sglang_aiter_moe.portable.triton.hopper import fp8_launch, prefill_launch  # noqa: E402
 from sglang_aiter_moe.portable.triton.hopper import table as hopper_table  # noqa: E402
 
 MODES = ("A16W4", "A8W4", "A4W4")
@@ -54,6 +55,45 @@ def test_prefill_leaves_out_the_sizes_that_do_not_build():
     assert hopper_table.choose(request, 10, scales, scales) is None
     wide = replace(request, hidden_size=160)
     assert hopper_table.choose(wide, 10, scales, scales)[0] is prefill_launch.run_prefill
+
+
+def _layer(hidden: int, inter: int) -> KernelRequest:
+    return KernelRequest(
+        mode="A16W4", family="test", num_experts=2, hidden_size=hidden, intermediate_size=inter, activation="silu",
+        w13_layout="separated", w13_scale_layout="separated", w2_layout="separated", w2_scale_layout="separated",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("hidden, inter", [(10240, 256), (10272, 256), (256, 10272)])
+def test_fp8_takes_only_what_fits_an_sm(hidden, inter):
+    scales = torch.zeros(2 * 2 * max(hidden, 512) * max(inter, 512) // 32, dtype=torch.uint8)
+    fits = max(hidden, inter) <= fp8_launch.MOST_COLUMNS
+    assert fp8_launch.supports(_layer(hidden, inter), scales, scales) == fits
+
+
+@pytest.mark.parametrize("mode, parts", [("A16W4", 2), ("A8W4", 1)])
+@pytest.mark.parametrize("size, hidden, inter", [("short", 3584, 384), ("long", 2880, 2880)])
+def test_rings_of_the_table_fit(mode, parts, size, hidden, inter):
+    """All programs of an SM beside each other for the layers they were chosen for, one for the widest allowed."""
+    for _, form, config in hopper_table.load()[f"{mode} {size}"]:
+        if form == "fp8":
+            for ring, columns in ((config.one, hidden), (config.two, inter)):
+                assert ring.w * ring.sb >= 64
+                padded = -(-columns // 512) * 512
+                assert ring.programs * (ring.shared(padded, config.n, parts) + 1024) <= 228 << 10
+                assert ring.shared(fp8_launch.MOST_COLUMNS, config.n, parts) <= 227 << 10
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_fp8_refuses_bytes_that_bulk_copies_cannot_read(which):
+    odd = torch.zeros(1 << 16, dtype=torch.uint8)
+    weights = [odd[16 - odd.data_ptr() % 16 :] for _ in range(4)]
+    weights[which] = weights[which][4:]
+    names = ("w1", "w2", "w1_scale", "w2_scale")
+    with pytest.raises(ContractError, match=f"{names[which]} begins at address"):
+        fp8_launch.run_fp8(
+            _layer(256, 64), torch.zeros(1, 256), *weights, None, torch.zeros(1, 2), None, None
+        )
 
 
 def test_prefill_blocks_hold_every_count():
