@@ -45,6 +45,7 @@ def files() -> dict[str, Callable[[], str]]:
         "docs/images/plan.svg": plan_picture,
         "docs/matrix.md": lambda: _matrix("markdown"),
         "docs/matrix.svg": lambda: _matrix("svg"),
+        "docs/mutation.md": _mutation,
     }
     for name in PAGES:
         made[f"docs/{name}"] = lambda path=ROOT / "docs" / name: fill(path.read_text("utf-8"))
@@ -62,6 +63,13 @@ def _matrix(what: str) -> str:
     if what == "svg":
         return picture.svg(kept)
     return report.markdown(kept, stored.load(ROOT / "docs" / "matrix_full.json"))
+
+
+def _mutation() -> str:
+    """What became of the mutants, from the results in docs/mutation.json."""
+    from sglang_aiter_moe.testing import mutation_report
+
+    return mutation_report.markdown(*mutation_report.read(ROOT / "docs"))
 
 
 def layout_picture(form: str, scales: bool, rows: int, cols: int) -> str:

@@ -22,12 +22,11 @@ from sglang_aiter_moe.matrix.one_cell import Outcome
 from sglang_aiter_moe.matrix.worker import CELL
 from sglang_aiter_moe.serving import sglang_python
 from sglang_aiter_moe.serving.sglang_python import SGLang
-from sglang_aiter_moe.testing.sglang_environment import OTHER_RELEASES
+from sglang_aiter_moe.testing.sglang_environment import OTHER_RELEASES, TRANSFORMERS
 from sglang_aiter_moe.testing.sglang_process import RESULT
 from sglang_aiter_moe.testing.sglang_server import environment, free_port
 
 RELEASES = (*OTHER_RELEASES, sglang_python.MAIN)
-_OLD_TRANSFORMERS = ("transformers-5.12.1", OTHER_RELEASES[:5])
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,8 @@ def sglang_of(release: str | None, python: Path | None = None) -> SGLang:
     folder = here.python.parent.parent / "releases"
     if not (folder / release).is_dir():
         return sglang_python.find(python, release)
-    extra, needed_by = _OLD_TRANSFORMERS
-    names = [release, *([extra] if release in needed_by else [])]
+    pinned = TRANSFORMERS.get(release)
+    names = [release, *([f"transformers-{pinned}"] if pinned else [])]
     return SGLang(here.python, release, tuple(str(folder / name) for name in names))
 
 

@@ -89,20 +89,24 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "srt/layers/quantization/mxfp4_watch.py": (f"{_MX}watch.py", f"{_MX}reload.py"),
     "srt/layers/zero_copy_context.py": _RUNNER,
-    "srt/model_executor/model_runner_components/ranks.py": ("model_executor/test_ranks.py",),
+    "srt/model_executor/model_runner_components/ranks.py": (
+        "model_executor/test_weight_updater.py",
+        "model_executor/test_ranks.py",
+    ),
     "srt/model_executor/model_runner_components/weight_updater.py": (
         "model_executor/test_weight_updater.py",
         "model_executor/test_ranks.py",
     ),
     "srt/switch.py": ("srt/test_switch.py", "test_plugin.py"),
 }
+#: Modules that run inside SGLang alone, and in every cell of the matrix: ``mutation_matrix``.
+IN_THE_MATRIX = ("srt/layers/quantization/mxfp4_method.py",)
 #: Modules without tests here, and why.
 ELSEWHERE = {
     "contract/_device_kernels.py": "GPU kernels, which are off until executed on one",
     "contract/_device_scale_kernels.py": "the same",
     "contract/device_moves.py": "their host side",
     "srt/layers/moe/moe_runner/flashinfer_trtllm.py": "runs inside SGLang alone: test/registered/e2e",
-    "srt/layers/quantization/mxfp4_method.py": "runs inside SGLang alone: the matrix",
     "srt/layers/quantization/mxfp4_others.py": "runs inside SGLang alone: test/registered/e2e",
 }
 
@@ -182,7 +186,7 @@ def preload() -> None:
     torch.set_num_threads(1)
 
 
-def _distinct(name: str) -> list[Mutant]:
+def distinct(name: str) -> list[Mutant]:
     """A module's mutants; of equal ones on one line, the first."""
     found: dict[str, Mutant] = {}
     for mutant in mutants((PACKAGE / name).read_text()):
@@ -190,12 +194,14 @@ def _distinct(name: str) -> list[Mutant]:
     return list(found.values())
 
 
-def _chosen(name: str, share: float) -> list[Mutant]:
-    found = _distinct(name)
-    return sample(found, max(3, round(share * len(found))), name)
+def chosen(name: str, share: float, draw: str = "") -> list[Mutant]:
+    """The sample of a module: this share of its mutants, and three at least; another one for another ``draw``."""
+    found = distinct(name)
+    return sample(found, max(3, round(share * len(found))), draw + name)
 
 
-def _sources(names: Sequence[str]) -> dict[str, str]:
+def sources(names: Sequence[str]) -> dict[str, str]:
+    """What tells a module's source from another one, by module."""
     return {n: hashlib.sha256((PACKAGE / n).read_bytes()).hexdigest()[:16] for n in names}
 
 
@@ -207,6 +213,7 @@ def main() -> None:
         "--minutes", type=float, default=7, help="stop after so long; run again to go on"
     )
     parser.add_argument("--only", default="*", help="glob of modules")
+    parser.add_argument("--draw", default="", help="any text: another sample")
     parser.add_argument("--survivors", action="store_true", help="run those again")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
@@ -214,18 +221,18 @@ def main() -> None:
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp()
     preload()
     names = [name for name in TESTS if fnmatch(name, options.only)]
-    sources = _sources(names)
+    hashes = sources(names)
     unchanged: dict[tuple[str, ...], tuple[str, float]] = {}
     for name in names:
         entry = results.get(name, {})
-        if entry.get("source") != sources[name]:
-            entry = {"source": sources[name], "mutants": 0, "ran": {}}
+        if entry.get("source") != hashes[name]:
+            entry = {"source": hashes[name], "mutants": 0, "ran": {}}
         results[name] = entry
-        chosen = _chosen(name, options.share)
-        entry["mutants"] = len(_distinct(name))
+        picked = chosen(name, options.share, options.draw)
+        entry["mutants"] = len(distinct(name))
         if options.survivors:
             entry["ran"] = {m: v for m, v in entry["ran"].items() if v != "survived"}
-        todo = [mutant for mutant in chosen if mutant.name not in entry["ran"]]
+        todo = [mutant for mutant in picked if mutant.name not in entry["ran"]]
         if not todo or time.monotonic() > end:
             continue
         if TESTS[name] not in unchanged:
@@ -244,7 +251,8 @@ def main() -> None:
     options.results.write_text(json.dumps(results, indent=1) + "\n")
     ran = [verdict for entry in results.values() for verdict in entry["ran"].values()]
     killed = sum(verdict != "survived" for verdict in ran)
-    left = sum(m.name not in results[n]["ran"] for n in names for m in _chosen(n, options.share))
+    picked = [(n, m) for n in names for m in chosen(n, options.share, options.draw)]
+    left = sum(m.name not in results[n]["ran"] for n, m in picked)
     print(f"{killed} of {len(ran)} killed; {left} of the chosen ones not run yet")
 
 

@@ -63,7 +63,7 @@ def test_golden(case, golden):
     defined = packed.numpy().reshape(-1).copy()
     key = f"{case['name']}__{case['form']}__"
     if case["n_undefined"]:
-        padding = layout.index_map(raw.shape).numpy() < 0
+        padding = layout.index_map(raw.shape).numpy() == -1
         assert padding.sum() == case["n_undefined"]
         assert (defined[padding] == 0x7F).all()
         if key + "undef" in golden:

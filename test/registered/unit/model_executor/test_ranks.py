@@ -94,5 +94,39 @@ def test_a_rank_that_has_gone_is_a_failure(monkeypatch):
     assert "Connection closed by peer" in ranks.failure_elsewhere(None)
 
 
+@pytest.mark.parametrize(
+    "said, answer",
+    [
+        ([None, None, None], None),
+        ([None, "mine", None], None),
+        (["first", "mine", "last"], "rank 0 of the tensor-parallel group: first"),
+        ([None, None, "last"], "rank 2 of the tensor-parallel group: last"),
+    ],
+)
+def test_the_first_failure_of_another_rank_is_the_answer(monkeypatch, said, answer):
+    class Group:
+        world_size, rank_in_group, cpu_group = 3, 1, object()
+
+    def gather(into, own, group):
+        assert own == said[1] and group is Group.cpu_group
+        into[:] = said
+
+    monkeypatch.setattr(ranks, "_tensor_parallel_group", Group)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert ranks.failure_elsewhere(said[1]) == answer
+
+
+def test_ranks_without_a_group_say_once_that_they_decide_alone(monkeypatch, caplog):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.delitem(sys.modules, "sglang.srt.distributed.parallel_state", raising=False)
+    ranks._say_alone.cache_clear()
+    assert [ranks.failure_elsewhere("here") for _ in range(2)] == [None, None]
+    assert [record.message for record in caplog.records if "decides alone" in record.message] == [
+        "several ranks, but SGLang has no tensor-parallel group: each decides alone whether a weight "
+        "update failed"
+    ]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

@@ -272,5 +272,19 @@ def test_a_session_is_opened_and_closed(updater):
     assert same(packed_bytes(updater.experts), packed_bytes(loaded_layer(PLAN, new)))
 
 
+@pytest.mark.parametrize("path", ["", "not_there"])
+def test_what_is_not_on_this_disk_yet_is_left_to_sglang(tmp_path, path):
+    """An empty directory or none: a name on a hub, or files in another format."""
+    assert list(weight_updater._in_files(str(tmp_path / path))) == []
+
+
+def test_the_other_ranks_hear_why_an_update_did_not_succeed(monkeypatch):
+    told = []
+    monkeypatch.setattr(weight_updater, "failure_elsewhere", lambda reason: told.append(reason))
+    for result in ((True, "done"), (False, "no such file")):
+        assert weight_updater._on_all_ranks(lambda result=result: result) == result
+    assert told == [None, "no such file"]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

@@ -2,7 +2,8 @@
 
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +34,15 @@ def packed(tmp_path, monkeypatch):
     monkeypatch.setattr(mxfp4_packed, "_model_path", lambda: str(tmp_path / "out"))
     mxfp4_packed._stored_layers.cache_clear()
     return tmp_path / "out"
+
+
+def test_the_model_path_is_the_one_that_sglang_was_started_with(monkeypatch):
+    context = ModuleType("sglang.srt.runtime_context")
+    context.get_server_args = lambda: SimpleNamespace(model_path=Path("models/k3"))
+    for name in ("sglang", "sglang.srt"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    assert mxfp4_packed._model_path() == "models/k3"
 
 
 @pytest.mark.parametrize("spec", [SPEC, GPT_OSS], ids=["situ", "gpt-oss"])

@@ -1,6 +1,7 @@
 """Weight updates of a layer that is laid out: in place, checked, undone or refused, never a mixture."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,6 +103,15 @@ def test_restoring_gives_the_raw_form_where_it_was(plan):
     assert same(packed_bytes(layer), before) and identity(layer) == were
 
 
+def test_calls_share_their_operands_until_the_weights_move(plan):
+    layer = loaded_layer(plan, random_raw(plan.spec, 1))
+    one, two = mxfp4.moe_quant_info(layer), mxfp4.moe_quant_info(layer)
+    assert two.w13_weight is one.w13_weight and two.w2_weight is one.w2_weight
+    layer.w13_weight.data = layer.w13_weight.data.clone()
+    moved = mxfp4.moe_quant_info(layer)
+    assert moved.w13_weight.data_ptr() == layer.w13_weight.data_ptr() != one.w13_weight.data_ptr()
+
+
 @pytest.mark.parametrize("staging", ["none", "host"])
 def test_a_full_update_ends_as_a_fresh_load(plan, monkeypatch, staging):
     monkeypatch.setenv(STAGING, staging)
@@ -128,6 +138,13 @@ def test_an_update_of_some_experts(name, experts):
     for n in merged:
         merged[n][experts] = new[n][experts]
     assert same(packed_bytes(layer), packed_bytes(loaded_layer(plan, merged)))
+
+
+def test_a_loader_names_experts_of_the_whole_model():
+    of_rank_1 = SimpleNamespace(_map_global_expert_id_to_local_expert_id=lambda expert: expert - 4)
+    assert mxfp4_reload._local(of_rank_1, 5) == 1
+    assert mxfp4_reload._local(of_rank_1, None) is None  # a tensor of all experts
+    assert mxfp4_reload._local(SimpleNamespace(), 5) == 5
 
 
 @pytest.mark.parametrize("only", ["w13_weight_scale", "w2_weight_scale", "w2_weight"])

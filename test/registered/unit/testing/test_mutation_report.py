@@ -1,0 +1,71 @@
+"""docs/mutation.md is what docs/mutation.json gives; every survivor is explained, and enough were killed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_aiter_moe.testing import mutation_report
+from sglang_aiter_moe.testing.mutation_run import IN_THE_MATRIX, TESTS
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=5, suite="base-a-test-cpu")
+
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return mutation_report.read(DOCS)
+
+
+def test_the_page_is_made_from_the_results(kept):
+    assert (DOCS / "mutation.md").read_text() == mutation_report.markdown(*kept)
+
+
+def test_every_module_was_run(kept):
+    results, _, _ = kept
+    assert set(TESTS) <= set(results) <= {*TESTS, *IN_THE_MATRIX}
+    assert all(len(entry["ran"]) >= min(3, entry["mutants"]) for entry in results.values())
+
+
+def test_every_survivor_is_explained_and_nothing_else(kept):
+    results, reasons, _ = kept
+    found = mutation_report.survivors(results, reasons)
+    assert [one for one in found if not one.reason] == []
+    survived = {(one.module, mutation_report.without_line(one.change)) for one in found}
+    assert {(module, change) for module in reasons for change in reasons[module]} == survived
+
+
+@pytest.mark.parametrize("package", ["contract/", "srt/"])
+def test_nine_of_ten_are_killed(kept, package):
+    results, reasons, _ = kept
+    found = mutation_report.survivors(results, reasons)
+    _, run, killed, _ = mutation_report.counts(results, found, package)
+    assert run >= 90 and killed >= 0.9 * run
+
+
+def test_counts_and_reasons():
+    results = {
+        "contract/a.py": {
+            "mutants": 9,
+            "ran": {"line 1: x": "killed", "line 2: y": "survived", "line 3: z": "timeout"},
+        },
+        "srt/b.py": {"mutants": 5, "ran": {"line 4: y": "survived"}},
+    }
+    reasons = {"contract/a.py": {"y": "equivalent: the same number"}}
+    found = mutation_report.survivors(results, reasons)
+    assert [(one.change, one.equivalent, one.reason != "") for one in found] == [
+        ("line 2: y", True, True),
+        ("line 4: y", False, False),
+    ]
+    assert mutation_report.counts(results, found) == (14, 4, 2, 1)
+    assert mutation_report.counts(results, found, "contract/") == (9, 3, 2, 1)
+    page = mutation_report.markdown(results, reasons, {"contract/a.py": results["contract/a.py"]})
+    assert "| `contract/` | 9 | 3 | 2 | 1 | 1 | **66.7%** | 100.0% |" in page
+    assert "2 of 3 killed, 66.7% (" in page
+    assert "equivalent: the same number" in page and "not looked into" in page
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
