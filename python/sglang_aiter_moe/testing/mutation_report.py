@@ -106,7 +106,7 @@ def markdown(
     command = (
         "python -m sglang_aiter_moe.testing.mutation_run docs/mutation.json --only 'contract/*' --share 0.15\n"
         "python -m sglang_aiter_moe.testing.mutation_run docs/mutation.json --only 'srt/*' --share 0.05\n"
-        "python -m sglang_aiter_moe.testing.mutation_matrix docs/mutation.json --share 0.08    # with SGLang 0.5.23"
+        "python -m sglang_aiter_moe.testing.mutation_matrix docs/mutation.json --share 0.05    # with SGLang 0.5.23"
     )
     parts = [_INTRODUCTION.format(command=command), "## Counts\n", *_table(results, found), ""]
     parts += [*_of_another_sample(second), ""]
