@@ -35,6 +35,8 @@ from sglang_aiter_moe.testing.triton_cases import Case
 from sglang_aiter_moe.testing.triton_compile import LAYOUTS, MODES
 
 ARCH = "gfx950"
+CUT = 37
+"""Bytes that the weights' scales are short of in :func:`wide`."""
 UNMODELLED = ("s_nop", "s_waitcnt", "s_barrier", "s_setprio", "s_sleep", "s_endpgm", "s_code_end")
 SIBLINGS = {
     "add": ("sub",), "sub": ("add",), "mul": ("add",), "min": ("max",), "max": ("min",),
@@ -131,7 +133,7 @@ def wide(kept: Kept, seed: int = 1) -> Kept:
     arguments = dict(kept.call.arguments)
     for name, old in arguments.items():
         if name == "w_scale_bytes":  # the last scales lie past the end: they read as NaN
-            arguments[name] = scalar(old.value - 37, "i32")
+            arguments[name] = scalar(old.value - CUT, "i32")
         if not isinstance(old, torch.Tensor) or name in kept.fresh:
             continue
         if name in ("x_ptr", "y_ptr", "part_ptr") and old.dtype == torch.bfloat16:
@@ -146,9 +148,9 @@ def wide(kept: Kept, seed: int = 1) -> Kept:
             arguments[name] = (rows + torch.randint(0, 4, old.shape, generator=g)).byte()
             arguments[name][:4, 0] = torch.tensor([0, 1, 254, 255], dtype=torch.uint8)
         elif name == "w_scale_ptr":
-            arguments[name] = old.clone()
-            some = torch.randint(0, old.numel(), (4,), generator=g)
-            arguments[name].view(-1)[some] = torch.tensor([0, 1, 200, 255], dtype=torch.uint8)
+            arguments[name] = old.flatten()[: old.numel() - CUT].clone()
+            some = torch.randint(0, old.numel() - CUT, (4,), generator=g)
+            arguments[name][some] = torch.tensor([0, 1, 200, 255], dtype=torch.uint8)
         elif name == "weights_ptr":
             arguments[name] = torch.randn(old.shape, generator=g) * 2.0 ** torch.randint(
                 -20, 20, old.shape, generator=g
