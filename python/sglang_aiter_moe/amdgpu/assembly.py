@@ -20,8 +20,11 @@ SPECIAL_SGPRS = {
     "m0": (124, 1), "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1),
 }  # fmt: skip
 """Named scalar registers and their numbers in GFX9's operand encoding."""
+REGISTERS = {"v": 256, "a": 256, "s": 102}
+"""How many of each kind an operand can name by number."""
 ENCODINGS = ("e32", "e64", "sdwa", "dpp")
-TARGETS = ("gfx942", "gfx950")
+LDS_BYTES = {"gfx942": 64 << 10, "gfx950": 160 << 10}
+"""Targets, and the LDS that a workgroup can have: the CDNA3 and CDNA4 ISA guides, "LDS"."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +164,10 @@ def parse(text: str) -> Program:
             continue
         if in_text:
             instructions.append(parse_instruction(line, number, target))
-    if target not in TARGETS:
+    if target not in LDS_BYTES:
         raise AssemblyError(
             f".amdgcn_target names {target or 'nothing'}",
-            allowed=" or ".join(TARGETS),
+            allowed=" or ".join(LDS_BYTES),
             fix="compile the kernel for one of them",
         )
     for instruction in instructions:
@@ -201,6 +204,8 @@ def parse_instruction(line: str, number: int = 0, target: str = "") -> Instructi
                     operands.append(_operand(word, number))
             else:
                 name, value = _modifier(word, number)
+                if name in modifiers:
+                    raise _error(number, f"the modifier {name} is written twice in {line!r}")
                 modifiers[name] = value
     return Instruction(mnemonic, opcode, encoding, tuple(operands), modifiers, number, line, target)
 
@@ -243,10 +248,13 @@ def _operand(word: str, number: int) -> Operand:
     if found := re.fullmatch(r"sext\((.*)\)", word):
         sext, word = True, found[1]
     marks = {"negate": negate, "absolute": absolute, "sext": sext}
-    if found := re.fullmatch(r"([vas])(\d+)", word):
-        return Operand(found[1], int(found[2]), 1, **marks)
-    if found := re.fullmatch(r"([vas])\[(\d+)(?::(\d+))?\]", word):
-        first, last = int(found[2]), int(found[3] or found[2])
+    if found := re.fullmatch(r"([vas])(?:(\d+)|\[(\d+)(?::(\d+))?\])", word):
+        first = int(found[2] or found[3])
+        last = int(found[4] or first)
+        if not first <= last < REGISTERS[found[1]]:
+            raise _error(
+                number, f"{word} is not among {REGISTERS[found[1]]} registers, or backwards"
+            )
         return Operand(found[1], first, last - first + 1, **marks)
     if word in SPECIAL_SGPRS:
         return Operand("s", *SPECIAL_SGPRS[word], **marks)

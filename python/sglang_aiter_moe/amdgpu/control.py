@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sglang_aiter_moe.amdgpu.assembly import Instruction
+from sglang_aiter_moe.amdgpu.decode import refuse
 from sglang_aiter_moe.amdgpu.state import EXEC, VCC, Batch
 
 
@@ -36,3 +38,11 @@ CONDITIONS: dict[str, Callable[[Batch], np.ndarray]] = {
 """Conditional branch -> bool [waves]: who takes it."""
 BRANCH, BARRIER, END = "s_branch", "s_barrier", "s_endpgm"
 TERMINATORS = frozenset((*CONDITIONS, BRANCH, BARRIER, END))
+
+
+def check(instruction: Instruction) -> None:
+    """Refuses a terminator with another form than a branch to a label, or a barrier or end without operands."""
+    kinds = [operand.kind for operand in instruction.operands]
+    wanted = [] if instruction.opcode in (BARRIER, END) else ["label"]
+    if kinds != wanted or instruction.modifiers:
+        raise refuse(instruction, f"this form of {instruction.opcode}")

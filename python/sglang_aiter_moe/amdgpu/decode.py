@@ -45,6 +45,36 @@ class Modifiers:
             raise refuse(self.instruction, f"the modifier {text} of {self.instruction.mnemonic}")
 
 
+_BITS = ("op_sel", "op_sel_hi", "neg_lo", "neg_hi")
+_VALUES = {
+    "row_shl": range(1, 16), "row_shr": range(1, 16), "row_ror": range(1, 16), "row_newbcast": range(16),
+    "row_bcast": (15, 31), "wave_shl": (1,), "wave_shr": (1,), "wave_rol": (1,), "wave_ror": (1,),
+    "row_mask": range(16), "bank_mask": range(16), "bound_ctrl": (0, 1), "mul": (2, 4), "div": (2,),
+    "bitop3": range(256), "cbsz": range(5), "blgp": range(5), "offset0": range(256), "offset1": range(256),
+}  # fmt: skip
+_OFFSETS = {"ds": range(1 << 16), "buffer": range(1 << 12), "s": range(-(1 << 20), 1 << 20)}
+
+
+def check_modifiers(instruction: Instruction) -> None:
+    """Refuses a modifier whose value its encoding cannot hold.
+
+    Raises:
+        AssemblyError: ``row_shl:20``, ``op_sel:[2,0]``, ``offset:x`` and the like.
+    """
+    for name, value in instruction.modifiers.items():
+        if name in _BITS:
+            good = isinstance(value, tuple) and set(value) <= {0, 1}
+        elif name == "quad_perm":
+            good = isinstance(value, tuple) and len(value) == 4 and set(value) <= set(range(4))
+        elif name == "offset" and instruction.opcode != "ds_swizzle_b32":
+            space = instruction.opcode.split("_")[0]
+            good = type(value) is int and value in _OFFSETS.get(space, range(-4096, 4096))
+        else:
+            good = name not in _VALUES or (type(value) is int and value in _VALUES[name])
+        if not good:
+            raise refuse(instruction, f"the value {value!r} of the modifier {name}")
+
+
 def refuse(instruction: Instruction, what: str) -> AssemblyError:
     """The error for an opcode, modifier or operand that is not modelled."""
     return AssemblyError(

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sglang_aiter_moe.amdgpu import semantics
-from sglang_aiter_moe.amdgpu.assembly import Instruction, Kernel, Program
+from sglang_aiter_moe.amdgpu import control, semantics
+from sglang_aiter_moe.amdgpu.assembly import LDS_BYTES, Instruction, Kernel, Program
 from sglang_aiter_moe.amdgpu.control import BARRIER, BRANCH, CONDITIONS, END, TERMINATORS
 from sglang_aiter_moe.amdgpu.errors import ExecutionError, Fault
 from sglang_aiter_moe.amdgpu.memory import Memory
 from sglang_aiter_moe.amdgpu.state import LANES, Batch
+from sglang_aiter_moe.errors import ContractError
 
 _ENDED, _NEVER = np.int64(1 << 40), np.int64(1 << 41)
 
@@ -100,6 +101,7 @@ def run(
 
     Raises:
         AssemblyError: the kernel has an opcode, modifier or operand that is not modelled.
+        ContractError: a workgroup larger than the kernel's metadata or the target's LDS allows.
         ExecutionError: names source line, opcode, workgroup, wave and lane.
     """
     if kernel not in program.kernels:
@@ -117,6 +119,8 @@ def run(
         )
     started, used = time.perf_counter(), time.process_time()
     shape = block or (described.workgroup_size, 1, 1)
+    lds = described.lds_bytes if lds_bytes is None else lds_bytes
+    _check_size(described, shape, lds)
     blocks = _blocks(program, described.entry)
     address = memory.place(
         np.frombuffer(kernargs or b"\0" * 8, np.uint8), "kernargs", writable=False
@@ -128,8 +132,7 @@ def run(
     memory.settle()
     launch = _Launch(
         program, described, memory, address, kernargs, grid,
-        shape,
-        described.lds_bytes if lds_bytes is None else lds_bytes, checked, scratch,
+        shape, lds, checked, scratch,
         (max(1, _highest(program, "v")), _highest(program, "a")),
     )  # fmt: skip
     total = int(np.prod(grid))
@@ -154,6 +157,24 @@ def run(
     )
 
 
+def _check_size(kernel: Kernel, block: tuple[int, int, int], lds_bytes: int) -> None:
+    """Refuses a workgroup that the hardware would not start."""
+    items = int(np.prod(block))
+    if items > kernel.workgroup_size or max(block) > 1024:
+        raise ContractError(
+            f"a workgroup of {kernel.name} is given {items} work-items ({list(block)})",
+            allowed=f"at most {kernel.workgroup_size}: .max_flat_workgroup_size in its metadata",
+            fix="correct block",
+        )
+    most = LDS_BYTES[kernel.target]
+    if lds_bytes > most:
+        raise ContractError(
+            f"a workgroup of {kernel.name} is given {lds_bytes} bytes of LDS",
+            allowed=f"at most {most} on {kernel.target}",
+            fix="correct lds_bytes",
+        )
+
+
 def _blocks(program: Program, entry: int) -> dict[int, _Block]:
     """The basic blocks that can be reached from ``entry``, by the index of their first instruction."""
     leaders = set(program.labels.values())
@@ -173,6 +194,7 @@ def _blocks(program: Program, entry: int) -> dict[int, _Block]:
                 )
             instruction = program.instructions[at]
             if instruction.opcode in TERMINATORS:
+                control.check(instruction)
                 block = _Block(start, operations, instruction, at + 1)
                 break
             operations.append(semantics.build(instruction))

@@ -193,7 +193,7 @@ class Memory:
         if high > self._bytes.size:
             self._refuse(
                 addresses,
-                int(np.flatnonzero(offsets + np.uint64(nbytes) > self._bytes.size)[0]),
+                int(np.flatnonzero(offsets > np.uint64(self._bytes.size - nbytes))[0]),
                 nbytes,
             )
         if not checked:

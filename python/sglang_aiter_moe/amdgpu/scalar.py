@@ -6,6 +6,8 @@ sections SOP2, SOPK, SOP1, SOPC, SOPP. Branches, barriers and ends are in ``cont
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from sglang_aiter_moe.amdgpu.assembly import Instruction
@@ -351,7 +353,14 @@ def _save_exec(instruction: Instruction):
     return save
 
 
+_COUNTER = re.compile(r"(vm|exp|lgkm)cnt\(\d+\)")
+
+
 def _nothing(instruction: Instruction):
+    for operand in instruction.operands:
+        counter = operand.kind == "name" and _COUNTER.fullmatch(operand.value)
+        if operand.kind != "int" and not (counter and instruction.opcode == "s_waitcnt"):
+            raise refuse(instruction, f"the operand {operand.value!r}")
     return lambda b: None
 
 

@@ -21,8 +21,9 @@ from sglang_aiter_moe.amdgpu import (
 )
 from sglang_aiter_moe.amdgpu.assembly import Instruction
 from sglang_aiter_moe.amdgpu.control import TERMINATORS
-from sglang_aiter_moe.amdgpu.decode import refuse
+from sglang_aiter_moe.amdgpu.decode import check_modifiers, refuse
 from sglang_aiter_moe.amdgpu.state import Batch
+from sglang_aiter_moe.errors import ContractError
 
 _SUBJECTS = (
     scalar, vector, vector_float, carry, convert, convert_scaled, lanes, matrix, memory_ops, packed,
@@ -53,4 +54,11 @@ def build(instruction: Instruction) -> Callable[[Batch], None]:
     builder = BUILDERS.get(instruction.opcode)
     if builder is None:
         raise refuse(instruction, f"the opcode {instruction.opcode}")
-    return builder(instruction)
+    check_modifiers(instruction)
+    try:
+        return builder(instruction)
+    except ContractError:
+        raise
+    except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        # Too few operands, a name where a number belongs: text that no assembler would take.
+        raise refuse(instruction, f"{instruction.mnemonic} with these operands") from error

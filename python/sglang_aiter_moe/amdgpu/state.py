@@ -90,13 +90,14 @@ class Batch:
 
     def bits(self, i: int) -> np.ndarray:
         """The 64-bit register s[i:i+1] as bool [waves, 64]."""
+        if self.s_known[i] is not True or self.s_known[i + 1] is not True:
+            # Also of a mask that is held: other waves read it than did then.
+            self.check_s(i)
+            self.check_s(i + 1)
         low, high = self.s[i], self.s[i + 1]
         held = self._bits.get(i)
         if held is not None and held[0] is low and held[1] is high:
             return held[2]
-        if self.s_known[i] is not True or self.s_known[i + 1] is not True:
-            self.check_s(i)
-            self.check_s(i + 1)
         pair = np.empty((self.waves, 2), np.uint32)
         pair[:, 0], pair[:, 1] = low, high
         bits = np.unpackbits(pair.view(np.uint8), axis=1, bitorder="little").view(bool)

@@ -21,10 +21,9 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
+from sglang_aiter_moe.amdgpu.assembly import LDS_BYTES
 from sglang_aiter_moe.errors import ContractError
 
-LDS_BYTES = {"gfx942": 64 << 10, "gfx950": 160 << 10}
-"""LDS a workgroup can have: the CDNA3 and CDNA4 ISA guides, "LDS"."""
 WAVEFRONT = 64
 _FORMATS = {
     "fp32": "<f", "fp64": "<d", "i1": "<B", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i",

@@ -81,8 +81,12 @@ def test_an_instruction():
 
 @pytest.mark.parametrize(
     "line",
-    ["v_mov_b32 v0, v1 wobble", "v_mov_b32 v0, %v1", "v_mov_b32 v0 v1, v2", "x v0 op_sel:[a]"],
-)
+    [
+        "v_mov_b32 v0, v1 wobble", "v_mov_b32 v0, %v1", "v_mov_b32 v0 v1, v2", "x v0 op_sel:[a]",
+        "v_mov_b32 v256, v1", "v_mov_b64 v[255:256], 0", "v_mov_b32 v0, a256", "s_mov_b32 s102, 0",
+        "s_mov_b64 s[101:102], 0", "v_mov_b64 v[3:2], 0", "ds_read_b32 v1, v0 offset:4 offset:8",
+    ],
+)  # fmt: skip
 def test_what_is_not_understood_is_quoted(line):
     with pytest.raises(AssemblyError, match="line 12"):
         parse_instruction(line, 12)

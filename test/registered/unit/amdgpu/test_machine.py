@@ -304,6 +304,30 @@ def test_reads_of_what_nothing_wrote(body, what):
     assert what in str(e) and e.line > 0 and e.wave == 0
 
 
+@pytest.mark.parametrize(
+    "use, mask",
+    [
+        ("v_cndmask_b32_e64 v2, 0, 1, {}", "s[6:7]"),
+        ("v_cndmask_b32_e64 v2, 0, 1, {}", "vcc"),
+        ("v_addc_co_u32_e64 v2, s[8:9], v0, v0, {}", "s[6:7]"),
+    ],
+)
+def test_a_mask_that_another_wave_wrote_and_read(use, mask):
+    """Wave 0 writes and reads it, wave 1 jumps there without: what is held of the first is not the second's."""
+    use = use.format(mask)
+    e = fault(
+        f"""	v_readfirstlane_b32 s3, v0
+	s_cmp_eq_u32 s3, 0
+	s_cbranch_scc0 .LBB0_1
+	s_mov_b64 {mask}, -1
+	{use}
+.LBB0_1:
+	{use}""",
+        block=128,
+    )
+    assert e.wave == 1 and e.opcode == use.split()[0] and "is read" in str(e)
+
+
 def test_unchecked_runs_take_what_is_there():
     execute(PLACE.format(block=64) + "	v_mov_b32_e32 v2, v9" + STORE, checked=False)
 

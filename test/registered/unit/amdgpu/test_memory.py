@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_aiter_moe.amdgpu.errors import Fault
-from sglang_aiter_moe.amdgpu.memory import Memory
+from sglang_aiter_moe.amdgpu.memory import BASE, Memory
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -128,6 +128,8 @@ def test_lanes_that_may_not():
     assert "read-only" in at(1, a + 8, store=True)
     assert "past the end of b" in at(7, b + 64, 16, store=True)
     assert "before every allocation" in at(0, 64)
+    assert "before every allocation" in at(3, BASE - 4, 8)  # its end is behind BASE
+    assert "before every allocation" in at(3, BASE - 4, 8, store=True)
     assert "past the end of b" in at(4, a + (1 << 50))
 
 

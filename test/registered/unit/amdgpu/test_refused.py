@@ -1,0 +1,72 @@
+"""Text that no assembler takes and workgroups that no GPU starts: refused, with the line, before anything runs."""
+
+import sys
+
+import pytest
+
+from sglang_aiter_moe.amdgpu import semantics
+from sglang_aiter_moe.amdgpu.assembly import parse, parse_instruction
+from sglang_aiter_moe.amdgpu.errors import AssemblyError
+from sglang_aiter_moe.amdgpu.machine import run
+from sglang_aiter_moe.amdgpu.memory import Memory
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.testing.amdgpu_wave import kernel_text
+from sglang_aiter_moe.testing.registration import register_cpu_ci
+
+register_cpu_ci(est_time=3, suite="base-a-test-cpu")
+
+
+@pytest.mark.parametrize(
+    "options, what",
+    [
+        ({"block": (65, 1, 1)}, "65 work-items.*at most 64"),
+        ({"block": (8, 8, 2)}, "128 work-items"),
+        ({"lds_bytes": 160 * 1024 + 1}, "163841 bytes of LDS.*at most 163840 on gfx950"),
+    ],
+)
+def test_workgroups_that_do_not_start(options, what):
+    program = parse(kernel_text(""))
+    with pytest.raises(ContractError, match=what):
+        run(program, "k", Memory(), bytes(8), (1, 1, 1), **options)
+    run(program, "k", Memory(), bytes(8), (1, 1, 1), block=(8, 8, 1), lds_bytes=160 * 1024)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "s_movk_i32 s5, foo", "ds_read_b32", "v_add_f16_e32 v1, 1e10, v0", "s_cbranch_scc0", "s_branch 4",
+        "s_barrier foo:3", "s_endpgm 1", "s_waitcnt foo(3)", "s_nop v1", "v_pk_add_f16 v1, v0, v0 op_sel:foo",
+        "v_pk_add_f16 v1, v0, v0 op_sel:[1]", "v_pk_add_f16 v1, v0, v0 op_sel:[2,0]",
+        "v_mov_b32_dpp v1, v0 quad_perm:[0,1,2,9] row_mask:0xf bank_mask:0xf",
+        "v_mov_b32_dpp v1, v0 quad_perm:[0,1] row_mask:0xf bank_mask:0xf",
+        "v_mov_b32_dpp v1, v0 row_shl:16 row_mask:0xf bank_mask:0xf",
+        "v_mov_b32_dpp v1, v0 row_newbcast:16 row_mask:0xf bank_mask:0xf",
+        "v_mov_b32_dpp v1, v0 row_shl:1 row_mask:0x1f bank_mask:0xf",
+        "v_mul_f32_e64 v1, v0, v0 mul:3", "v_mul_f32_e64 v1, v0, v0 div:4", "v_mul_f32_e64 v1, v0, v0 mul:foo",
+        "ds_read_b32 v1, v0 offset:foo", "ds_write_b32 v0, v0 offset:-4", "ds_write_b32 v0, v0 offset:0x10000",
+        "ds_read2_b32 v[2:3], v0 offset0:256", "global_load_dword v1, v0, s[4:5] offset:4096",
+        "buffer_load_dword v1, v0, s[4:7], 0 offen offset:4096", "s_load_dword s5, s[0:1], 0x0 offset:0x100000",
+        "v_bitop3_b32 v1, v0, v0, v0 bitop3:0x100", "v_bitop3_b32 v1, v0, v0, v0 bitop3:foo",
+        "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[4:11], 0 cbsz:x",
+    ],
+)  # fmt: skip
+def test_text_that_no_assembler_takes_is_refused_with_its_line(line):
+    with pytest.raises(AssemblyError, match=r"line 5: .*is not modelled"):
+        run(parse(kernel_text("	" + line)), "k", Memory(), bytes(8), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "v_mov_b32_dpp v1, v0 row_shl:15 row_mask:0xf bank_mask:0xf", "v_mul_f32_e64 v1, v0, v0 mul:4",
+        "ds_write_b32 v0, v0 offset:0xffff", "s_waitcnt vmcnt(0) expcnt(0) & lgkmcnt(0)", "s_nop 7",
+        "global_load_dword v1, v0, s[4:5] offset:-4096", "buffer_load_dword v1, v0, s[4:7], 0 offen offset:4095",
+        "ds_read2_b32 v[2:3], v0 offset0:255 offset1:1",
+    ],
+)  # fmt: skip
+def test_the_outermost_values_are_decoded(line):
+    semantics.build(parse_instruction(line, 1, "gfx950"))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
