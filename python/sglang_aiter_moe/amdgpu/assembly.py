@@ -174,11 +174,18 @@ def parse(text: str) -> Program:
         for operand in instruction.operands:
             if operand.kind == "label" and operand.value not in labels:
                 raise _error(instruction.line, f"the label {operand.value} is nowhere in the text")
-    described = {k[".name"]: k for k in parse_metadata(metadata).get("amdhsa.kernels", [])}
-    kernels = {
-        name: _kernel(name, values, described.get(name, {}), labels, target)
-        for name, values in descriptors.items()
-    }
+    try:
+        described = {k[".name"]: k for k in parse_metadata(metadata).get("amdhsa.kernels", [])}
+        kernels = {
+            name: _kernel(name, values, described.get(name, {}), labels, target)
+            for name, values in descriptors.items()
+        }
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise AssemblyError(
+            f"the metadata of the kernels lacks or misplaces {error}",
+            allowed="the block between .amdgpu_metadata and .end_amdgpu_metadata as LLVM prints it",
+            fix="pass the unedited text of a compiled kernel",
+        ) from error
     return Program(tuple(instructions), labels, kernels)
 
 

@@ -154,6 +154,10 @@ def test_sections_other_than_code_are_not_code():
         (("segment_fixed_size 0", "segment_fixed_size max(a, b)"), "group_segment_fixed_size"),
         ((".wavefront_size: 64", ".wavefront_size: 32"), "waves of 32"),
         (("\nk:\n", "\nkk:\n"), "the kernel k has no label"),
+        (("    .name:           k\n", ""), "lacks or misplaces '.name'"),
+        (("        .size:           8\n", ""), "lacks or misplaces '.size'"),
+        ((".size: ", ".seize: "), "lacks or misplaces '.size'"),
+        (("amdhsa.kernels:", "amdhsa.kernels: 5\nx:"), "metadata of the kernels"),
     ],
 )
 def test_what_is_not_modelled_is_refused(change, named):
