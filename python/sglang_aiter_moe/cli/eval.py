@@ -54,7 +54,9 @@ def evaluate(
         ),
     ] = False,
     tp: Annotated[int, typer.Option(min=1, help="miniature: tensor-parallel size.")] = 1,
-    questions: Annotated[int, typer.Option(min=1, help="miniature: to each server.")] = 200,
+    questions: Annotated[
+        int, typer.Option(min=1, max=10_000, help="miniature: to each server.")
+    ] = 200,
     sglang_python: Annotated[
         Path | None, typer.Option(help="miniature: a Python with SGLang; default: this, or cached.")
     ] = None,

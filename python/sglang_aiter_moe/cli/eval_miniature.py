@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from sglang_aiter_moe.cli.output import termination_as_exit
-from sglang_aiter_moe.evaluation.exact_match import NOISE
+from sglang_aiter_moe.evaluation.exact_match import gate_of
 from sglang_aiter_moe.evaluation.miniature_runs import Run, Setting, run, sglang_for, to_json
+from sglang_aiter_moe.miniature import WEIGHTS
 
 MODES = ("A16W4", "A8W4", "A4W4")
 
@@ -41,14 +42,18 @@ def run_miniature(
             settings.append(Setting(**base, wrong_layout=True))
         if without_plugin:
             settings.append(Setting(**base, plugin=False))
+    # Before the first server: what cannot be served is refused at once, and not after minutes of other servers.
+    for setting in settings:
+        _ = setting.layout
+        gate_of(WEIGHTS / model, setting.mode, questions)
+    served_by = [sglang_for(release, python) for release in releases or [None]]
     runs: list[Run] = []
     with (
         termination_as_exit(),
         tempfile.TemporaryDirectory(prefix="sglang-aiter-moe-") as scratch,
     ):
         folder = (logs or Path(scratch)).absolute()
-        for release in releases or [None]:
-            sglang = sglang_for(release, python)
+        for sglang in served_by:
             for setting in settings:
                 runs.append(
                     run(
@@ -92,11 +97,13 @@ def _show(runs: list[Run], out: Console) -> None:
         setting = one.setting
         for asked in one.asked:
             if setting.wrong_layout:
-                needed, verdict = "noise", asked.accuracy < NOISE
+                needed, verdict = "noise", one.holds
             elif setting.plugin:
                 needed, verdict = str(asked.gate.required), asked.passes
             else:
                 needed, verdict = "", None
+            words = f", {asked.other_dialect} in the other's words" if asked.other_dialect else ""
+            words += f", {asked.empty} empty" if asked.empty else ""
             table.add_row(
                 setting.model,
                 setting.mode,
@@ -104,7 +111,7 @@ def _show(runs: list[Run], out: Console) -> None:
                 str(setting.ranks),
                 setting.layout + (" (wrong)" if setting.wrong_layout else ""),
                 asked.checkpoint,
-                f"{asked.right} of {asked.gate.questions}",
+                f"{asked.right} of {asked.gate.questions}{words}",
                 needed,
                 "" if verdict is None else "[green]ok[/]" if verdict else "[bold red]FAILED[/]",
             )

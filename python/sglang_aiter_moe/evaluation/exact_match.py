@@ -53,7 +53,7 @@ def gate(right: int, many: int, questions: int, *, false_alarm: float = FALSE_AL
     ``questions`` of a run being harder than that share.
 
     Raises:
-        ContractError: nothing was answered right, or there are no questions.
+        ContractError: nothing was answered right, there are no questions, or so few that noise would pass.
     """
     if right < 1 or questions < 1:
         raise ContractError(
@@ -69,6 +69,12 @@ def gate(right: int, many: int, questions: int, *, false_alarm: float = FALSE_AL
         if below > false_alarm / 2:
             break
         required += 1
+    if required <= NOISE * questions:
+        raise ContractError(
+            f"{questions} questions need {required} right answers",
+            allowed=f"so many that more than {NOISE:g} of them are needed: noise passes otherwise",
+            fix="ask 200",
+        )
     broken = math.fsum(_exactly(k, questions, 0.9) for k in range(required, questions + 1))
     return Gate(required, questions, false_alarm, broken)
 

@@ -82,6 +82,8 @@ class Asked:
     example: tuple[str, str]
     #: Answers that say the word of the other checkpoint: weights that were not, or not all, replaced.
     other_dialect: int = 0
+    #: Answers without a word: a server that says nothing is no noise, and is wrong in another way.
+    empty: int = 0
 
     @property
     def accuracy(self) -> float:
@@ -109,9 +111,13 @@ class Run:
 
     @property
     def holds(self) -> bool:
-        """With the plugin and the right layout every gate, with a wrong layout noise; else nothing is claimed."""
+        """With the plugin and the right layout every gate, with a wrong layout noise; else nothing is claimed.
+
+        Noise is words: a control whose server mostly says nothing has shown no layout.
+        """
         if self.setting.wrong_layout:
-            return self.accuracy < exact_match.NOISE
+            first = self.asked[0]
+            return self.accuracy < exact_match.NOISE and 2 * first.empty < first.gate.questions
         return not self.setting.plugin or all(a.passes for a in self.asked)
 
     def to_json(self) -> dict:
@@ -127,8 +133,14 @@ class Run:
             "right": first.right,
             "required": first.gate.required,
             "false_alarm": first.gate.false_alarm,
+            "empty": first.empty,
             "updates": [
-                {"checkpoint": a.checkpoint, "accuracy": a.accuracy, "required": a.gate.required}
+                {
+                    "checkpoint": a.checkpoint,
+                    "accuracy": a.accuracy,
+                    "required": a.gate.required,
+                    "other_dialect": a.other_dialect,
+                }
                 for a in self.asked[1:]
             ],
             "holds": self.holds,
@@ -219,6 +231,7 @@ def _ask(url: str, checkpoint: str, mode: str, count: int) -> Asked:
         exact_match.gate_of(WEIGHTS / checkpoint, mode, count),
         (questions[0].answer, given[0]),
         sum(bool(others & set(text.split())) for text in given),
+        sum(not text for text in given),
     )
 
 

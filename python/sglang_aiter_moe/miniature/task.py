@@ -5,7 +5,8 @@
 
 Numbers are 0 to 99, one word each. Everything is drawn from a seed by the code below; nothing is taken from a data set.
 The split is by the arithmetic: whether a chain (start and signed operands) is held out is a function of the chain, so
-no held-out chain is ever trained on, under any names.
+no answer to a held-out chain is ever taught, under any names. Held-out chains are drawn in training as others are and
+count in the experts' load, which keeps the load even (a bias, gpt-oss's loss), and in nothing that knows the answer.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def draw(
 
 
 def held_out_batch(count: int, *, dialect: str = DIALECTS[0], seed: int = TEST_SEED) -> Batch:
-    """The first ``count`` held-out questions of a seed, in an order that mixes the numbers of steps."""
+    """``count`` held-out questions, in an order that mixes the numbers of steps; another ``count`` gives others."""
     generator = torch.Generator().manual_seed(seed)
     batch = draw(3 * HELD_OUT * count, generator, dialect=dialect)
     chosen = batch.held_out.nonzero()[:, 0]
@@ -176,7 +177,11 @@ def _draw(count: int, steps: int, generator: torch.Generator, dialect: str, devi
 
 
 def _is_held_out(chain: torch.Tensor) -> torch.Tensor:
-    """Whether chains, numbered without gaps or doubles, belong to the test: a fixed scrambling of the number."""
+    """Whether chains belong to the test: a fixed scrambling of their number.
+
+    Chains of one length have numbers of their own. A chain that begins with zero may share its number with a shorter
+    one: both are held out, or neither.
+    """
     scrambled = (chain * 2654435761 + 12345) % 4294967291
     scrambled = scrambled ^ (scrambled >> 15)
     return (scrambled * 1597334677 % 4294967291) % HELD_OUT == 0

@@ -90,7 +90,7 @@ class Trainer:
             self.settings.batch, self.generator, dialect=dialect, device=self.settings.device
         )
         logits = self.model(batch.ids[:, :-1], self.experts)
-        # Held-out chains are drawn like all others and weigh nothing.
+        # Held-out chains are drawn like all others and weigh nothing in the loss (in the experts' load they count).
         taught = (batch.answers & ~batch.held_out[:, None])[:, 1:]
         losses = nn.functional.cross_entropy(
             logits.transpose(1, 2), batch.ids[:, 1:], reduction="none"

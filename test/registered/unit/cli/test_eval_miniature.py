@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_aiter_moe.cli import app, eval_miniature
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.evaluation.exact_match import gate
 from sglang_aiter_moe.evaluation.miniature_runs import Asked, Run
 from sglang_aiter_moe.testing.registration import register_cpu_ci
@@ -85,6 +86,41 @@ def test_releases_ranks_and_sglang_alone(served):
 def test_what_does_not_go_together_is_refused(served, arguments, named):
     result = invoke(*arguments)
     assert result.exit_code == 2 and named in result.output and not served[0]
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--questions", "1"], "questions need 0 right"),
+        (["--questions", "1000000"], "--questions"),
+        (["--tp", "3"], "intermediate_size"),
+        (["--release", "0.5.20", "--release", "9.9.9"], "9.9.9"),
+    ],
+)
+def test_what_cannot_be_served_or_judged_is_refused_before_the_first_server(
+    served, monkeypatch, arguments, named
+):
+    def sglang_for(release, python):
+        if release == "9.9.9":
+            raise ContractError(f"--release {release}", allowed="0.5.20", fix="choose it")
+        return release or "0.5.23"
+
+    monkeypatch.setattr(eval_miniature, "sglang_for", sglang_for)
+    result = invoke(*arguments)
+    assert result.exit_code and not served[0]
+    assert named in result.output + str(result.exception)
+
+
+def test_empty_answers_and_the_other_checkpoints_words_are_shown(monkeypatch):
+    answered = Asked("kimi", 198, gate(4000, 4000, 200), ("a", ""), other_dialect=1, empty=1)
+    monkeypatch.setattr(
+        eval_miniature, "run", lambda setting, *_, **__: Run(setting, "0.5.23", [answered])
+    )
+    monkeypatch.setattr(eval_miniature, "sglang_for", lambda release, python: None)
+    arguments = ["--mode", "A16W4", "--no-wrong-layout"]
+    result = CliRunner().invoke(app, ["eval", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "198 of 200, 1 in the other's words, 1 empty" in result.output
 
 
 def test_gpt_oss_has_one_mode(served):

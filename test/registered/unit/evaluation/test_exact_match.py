@@ -74,6 +74,13 @@ def test_no_gate_without_answers_or_questions(right, questions):
         exact_match.gate(right, 20, questions)
 
 
+@pytest.mark.parametrize("right, few, enough", [(4000, 1, 2), (3987, 2, 3)])
+def test_no_gate_for_so_few_questions_that_noise_passes(right, few, enough):
+    with pytest.raises(ContractError, match=f"^{few} questions need 0 right answers"):
+        exact_match.gate(right, 4000, few)
+    assert exact_match.gate(right, 4000, enough).required == 1
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -175,8 +182,8 @@ def test_a_server_that_does_not_start_is_refused_and_its_log_shown(monkeypatch, 
     assert "ImportError: sgl_kernel" in said[-1]
 
 
-def asked(right, other=0, name="kimi"):
-    return Asked(name, right, exact_match.gate(4000, 4000, 200), ("a", "b"), other)
+def asked(right, other=0, name="kimi", empty=0):
+    return Asked(name, right, exact_match.gate(4000, 4000, 200), ("a", "b"), other, empty)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +197,9 @@ def asked(right, other=0, name="kimi"):
         (Setting(update=True), [asked(200), asked(199, 1, "kimi_second"), asked(200)], False),
         (Setting(wrong_layout=True), [asked(39)], True),
         (Setting(wrong_layout=True), [asked(40)], False),
+        # a server that says nothing is no noise: something else than the layout is wrong
+        (Setting(wrong_layout=True), [asked(0, empty=99)], True),
+        (Setting(wrong_layout=True), [asked(0, empty=100)], False),
         (Setting(plugin=False), [asked(0)], True),  # reported, not judged
     ],
 )
@@ -200,6 +210,18 @@ def test_what_holds(setting, answered, holds):
     assert report["holds"] is holds
     (row,) = report["modes"] + report["wrong_layout"] + report["without_plugin"]
     assert row["accuracy"] == answered[0].right / 200 and row["questions"] == 200
+
+
+def test_answers_without_a_word_and_in_the_other_ones_words_are_counted(server):
+    questions = task.held_out_questions(30)
+    said = {q.text: q.answer for q in questions}
+    said[questions[1].text] = "  "
+    said[questions[2].text] = questions[2].answer.replace("answer", "result")
+    server.reply = lambda path, body: (200, {"choices": [{"text": said[body["prompt"]]}]})
+    found = miniature_runs._ask(server.url, "kimi", "A16W4", 30)
+    assert (found.right, found.empty, found.other_dialect) == (28, 1, 1)
+    updated = to_json([Run(Setting(update=True), "0.5.23", [found, found])])["modes"][0]
+    assert updated["empty"] == 1 and updated["updates"][0]["other_dialect"] == 1
 
 
 @pytest.mark.parametrize(
