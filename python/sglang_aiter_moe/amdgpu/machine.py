@@ -101,7 +101,7 @@ def run(
 
     Raises:
         AssemblyError: the kernel has an opcode, modifier or operand that is not modelled.
-        ContractError: a workgroup larger than the kernel's metadata or the target's LDS allows.
+        ContractError: a grid or a workgroup larger than the kernel's metadata or the target's LDS allows.
         ExecutionError: names source line, opcode, workgroup, wave and lane.
     """
     if kernel not in program.kernels:
@@ -120,7 +120,7 @@ def run(
     started, used = time.perf_counter(), time.process_time()
     shape = block or (described.workgroup_size, 1, 1)
     lds = described.lds_bytes if lds_bytes is None else lds_bytes
-    _check_size(described, shape, lds)
+    _check_size(described, grid, shape, lds)
     blocks = _blocks(program, described.entry)
     address = memory.place(
         np.frombuffer(kernargs or b"\0" * 8, np.uint8), "kernargs", writable=False
@@ -157,8 +157,16 @@ def run(
     )
 
 
-def _check_size(kernel: Kernel, block: tuple[int, int, int], lds_bytes: int) -> None:
-    """Refuses a workgroup that the hardware would not start."""
+def _check_size(
+    kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], lds_bytes: int
+) -> None:
+    """Refuses a grid or a workgroup that the hardware would not start."""
+    if any(n * m >= 1 << 32 for n, m in zip(grid, block, strict=True)):
+        raise ContractError(
+            f"the grid of {kernel.name} is {list(grid)} workgroups of {list(block)}",
+            allowed="less than 2**32 work-items along each of x, y and z, as a dispatch packet holds",
+            fix="correct grid",
+        )
     items = int(np.prod(block))
     if items > kernel.workgroup_size or max(block) > 1024:
         raise ContractError(

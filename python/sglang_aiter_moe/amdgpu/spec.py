@@ -87,6 +87,8 @@ class Ran:
 
     kernel: str
     statistics: machine.Statistics
+    left_out: int = 0
+    """How many pointers at the end the file does not give: they are null."""
     outputs: dict[Path, np.ndarray] = field(default_factory=dict)
 
 
@@ -169,6 +171,8 @@ def _check(argument: dict[str, Any], label: str) -> None:
     for key in ("reserve", "zeros"):
         if key in argument and (type(argument[key]) is not int or argument[key] < 1):
             raise _refuse(f"{key} of argument {label} is {argument[key]!r}", "bytes", "set it")
+    if argument.get("null") is False:
+        raise _refuse(f"null of argument {label} is false", "true", "drop null and say what it is")
     if any(type(size) is not int or size < 0 for size in argument.get("shape", ())):
         raise _refuse(
             f"shape of argument {label} is {argument['shape']!r}", "a list of sizes", "set it"
@@ -217,12 +221,23 @@ def execute(text: str, spec: Spec, **options: Any) -> Ran:
     for i, argument in enumerate(spec.arguments):
         label = str(argument.get("name", f"number {i}"))
         labels.append(label)
-        value, array = _place(argument, label, spec, memory, addresses)
+        try:
+            value, array = _place(argument, label, spec, memory, addresses)
+        except MemoryError as error:
+            raise _refuse(
+                f"argument {label} does not fit into this machine's memory: {error}",
+                "what fits beside the other arguments",
+                "correct its bytes",
+            ) from error
         values.append(value)
         if isinstance(value, int):
             addresses[label] = value
         if "out" in argument:
-            wanted.append(_output(argument, label, spec, value, array))
+            wanted.append((label, *_output(argument, label, spec, value, array)))
+            if wanted[-1][1] in [other[1] for other in wanted[:-1]]:
+                raise _refuse(
+                    f"two arguments are written to {argument['out']!r}", "a file each", "rename one"
+                )
     segment = kernarg.pack(kernel, values, labels)
     statistics = machine.run(
         program,
@@ -234,10 +249,25 @@ def execute(text: str, spec: Spec, **options: Any) -> Ran:
         lds_bytes=spec.lds_bytes,
         **options,
     )
-    ran = Ran(name, statistics)
-    for path, address, dtype, shape in wanted:
-        ran.outputs[path] = memory.read(address, dtype, shape)
+    ran = Ran(name, statistics, len(kernarg.visible(kernel)) - len(values))
+    for label, path, address, dtype, shape in wanted:
+        ran.outputs[path] = _written(memory, label, address, dtype, shape)
     return ran
+
+
+def _written(
+    memory: Memory, label: str, address: int, dtype: np.dtype, shape: tuple[int, ...]
+) -> np.ndarray:
+    missing = np.flatnonzero(
+        ~memory.written(address, dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+    )
+    if missing.size:
+        raise _refuse(
+            f"the kernel left {missing.size} bytes of argument {label} unwritten, the first is byte {missing[0]}",
+            "an out that the kernel writes whole",
+            "correct grid or shape, or give zeros in place of reserve",
+        )
+    return memory.read(address, dtype, shape)
 
 
 def _kernel(program: Program, spec: Spec) -> str:

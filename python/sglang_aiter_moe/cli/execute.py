@@ -79,6 +79,10 @@ def execute(
                 fix="correct out in the spec",
             ) from error
         out.print(f"wrote {path}: {array.dtype} {list(array.shape)}", markup=False)
+    if ran.left_out:
+        out.print(
+            f"{ran.left_out} pointers at the end are not in {args}: null, as Triton's scratch memory is"
+        )
     done = ran.statistics
     out.print(
         f"{ran.kernel}: {done.wave_instructions} wave-instructions in {done.seconds:.2f} s",

@@ -21,13 +21,15 @@ register_cpu_ci(est_time=3, suite="base-a-test-cpu")
     [
         ({"block": (65, 1, 1)}, "65 work-items.*at most 64"),
         ({"block": (8, 8, 2)}, "128 work-items"),
+        ({"grid": (1, 1 << 32, 1)}, "2\\*\\*32 work-items along each"),
+        ({"grid": (1 << 26, 1, 1)}, r"67108864, 1, 1\] workgroups of \[64, 1, 1\]"),
         ({"lds_bytes": 160 * 1024 + 1}, "163841 bytes of LDS.*at most 163840 on gfx950"),
     ],
 )
 def test_workgroups_that_do_not_start(options, what):
     program = parse(kernel_text(""))
     with pytest.raises(ContractError, match=what):
-        run(program, "k", Memory(), bytes(8), (1, 1, 1), **options)
+        run(program, "k", Memory(), bytes(8), **({"grid": (1, 1, 1)} | options))
     run(program, "k", Memory(), bytes(8), (1, 1, 1), block=(8, 8, 1), lds_bytes=160 * 1024)
 
 

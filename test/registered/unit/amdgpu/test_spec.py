@@ -77,6 +77,7 @@ def command(folder, assembly, *more):
 def test_runs_and_writes(folder, assembly):
     result = command(folder, assembly, "--json", str(folder / "report.json"))
     assert result.exit_code == 0, result.output
+    assert "2 pointers at the end are not in" in result.output.replace("\n", " ")
     x = np.load(folder / "x.npy")
     np.testing.assert_array_equal(np.load(folder / "y.npy"), x * np.float32(0.5))
     report = json.loads((folder / "report.json").read_text())
@@ -144,6 +145,13 @@ def test_a_kernel_that_leaves_its_array(folder, assembly):
         ('name = "rows"\nvalue = 24\ntype = "i32"', 'name = "rows"\nnull = true', "argument rows of scale_rows"),
         ('\n[[arguments]]\nname = "rows"\nvalue = 24\ntype = "i32"\n', "", "given 3 arguments"),
         ("grid = [2]", "grid = [2", "cannot be read"),
+        ("grid = [2]", "grid = [4294967296]", "grid of scale_rows is [4294967296, 1, 1]"),
+        ("grid = [2]", "grid = [1]", "left 2048 bytes of argument y unwritten, the first is byte 4096"),
+        ("block = [256]", "block = [257]", "257 work-items"),
+        ("block = [256]", "block = [256]\nlds_bytes = 1000000", "1000000 bytes of LDS"),
+        ("reserve = 6144", f"reserve = {1 << 60}", "argument y does not fit into this machine's memory"),
+        ('in = "x.npy"\nread_only = true', "null = false", "null of argument x is false"),
+        ("read_only = true", 'out = "y.npy"', "two arguments are written to 'y.npy'"),
     ],
 )  # fmt: skip
 def test_refuses(folder, assembly, old, new, named):
