@@ -331,8 +331,10 @@ def scale_layout(name: str) -> ScaleLayout:
 def _index(layout: ScaleLayout, shape: tuple[int, int], interleaved: bool) -> torch.Tensor:
     """int64: for each packed byte of one expert ``[N, K/32]`` its raw byte, N*K/32 for padding."""
     rows, k = shape
-    block = torch.full((_round_up(rows, SUPER_ROW), layout.columns(k)), rows * k)
-    raw = torch.arange(rows * k).view(rows, k)
+    # Kept for every caller, whatever torch's default device is when the first one comes.
+    with torch.device("cpu"):
+        block = torch.full((_round_up(rows, SUPER_ROW), layout.columns(k)), rows * k)
+        raw = torch.arange(rows * k).view(rows, k)
     if interleaved:
         raw = raw.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
     block[:rows, :k] = raw
@@ -343,8 +345,9 @@ def _index(layout: ScaleLayout, shape: tuple[int, int], interleaved: bool) -> to
 def _inverse(layout: ScaleLayout, shape: tuple[int, int], interleaved: bool) -> torch.Tensor:
     """int64: where each raw byte of one expert is among the packed ones."""
     forward = _index(layout, shape, interleaved)
-    index = torch.empty(shape[0] * shape[1] + 1, dtype=torch.int64)  # the last one is for padding
-    index[forward] = torch.arange(forward.numel())
+    with torch.device("cpu"):  # as in _index
+        index = torch.empty(shape[0] * shape[1] + 1, dtype=torch.int64)  # the last is for padding
+        index[forward] = torch.arange(forward.numel())
     return index[:-1]
 
 

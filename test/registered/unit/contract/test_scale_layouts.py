@@ -147,6 +147,21 @@ def test_what_the_gpu_kernels_are_told(monkeypatch):
     assert not told and torch.equal(layout.unpack(packed, raw.shape), raw)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_kept_does_not_depend_on_the_default_device_at_the_first_call(name):
+    """Models are built under ``torch.device("meta")``; an index without content would break every later call."""
+    raw = torch.randint(0, 255, (2, 64, 12), dtype=torch.uint8)
+    layout = scale_layouts.scale_layout(name)
+    expected = layout.pack(raw)
+    scale_layouts._index.cache_clear()
+    scale_layouts._inverse.cache_clear()
+    with torch.device("meta"):
+        packed = layout.pack(raw, out=torch.empty_like(expected))
+        again = layout.unpack(packed, raw.shape, out=torch.empty_like(raw))
+    assert torch.equal(packed, expected) and torch.equal(again, raw)
+    assert torch.equal(layout.unpack(layout.pack(raw), raw.shape), raw)
+
+
 def test_two_threads_at_most(monkeypatch):
     """Each needs a buffer of an expert."""
     allowed, for_each = [], _bytes.for_each
