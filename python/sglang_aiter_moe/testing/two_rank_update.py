@@ -58,6 +58,10 @@ def reports(updater: Updater, *_: Any) -> tuple[bool, str]:
     return False, "SGLang went back to the old weights"
 
 
+def says_no(updater: Updater, *_: Any) -> tuple[bool, Any]:
+    return False, None
+
+
 def nan_scale(updater: Updater, *_: Any) -> tuple[bool, str]:
     scales = NEW["w2_weight_scale"].clone()
     scales.view(torch.uint8)[0, 0, 0] = NAN_SCALE
@@ -70,6 +74,7 @@ SCENARIOS: dict[str, tuple[Callable[..., tuple[bool, str]], list]] = {
     "both": (whole, []),
     "raises": (raises, []),
     "reports": (reports, []),
+    "says no": (says_no, []),
     "nan": (nan_scale, []),
     "refused": (whole, [UNKNOWN]),
 }
@@ -78,7 +83,7 @@ SCENARIOS: dict[str, tuple[Callable[..., tuple[bool, str]], list]] = {
 def run(rank: int, scenario: str) -> dict[str, Any]:
     updater = Updater()
     write, tensors = (whole, []) if rank == 0 else SCENARIOS[scenario]
-    if scenario == "reports":
+    if scenario in ("reports", "says no"):
         success, message = weight_updater.from_disk(write, updater, "no folder")
     else:
         success, message = weight_updater.from_tensor(write, updater, tensors)

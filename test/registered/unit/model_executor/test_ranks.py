@@ -55,9 +55,10 @@ def test_a_failure_on_one_rank_is_one_on_both(found, scenario):
     assert holds(found, "none", scenario) == ["invalid", "invalid"]
 
 
-def test_what_sglang_itself_undoes_on_one_rank_is_not_kept_by_the_other(found):
-    assert holds(found, "host", "reports") == ["old", "old"]
-    assert holds(found, "none", "reports") == ["invalid", "old"]  # calls of rank 0 refuse
+@pytest.mark.parametrize("scenario", ["reports", "says no"])  # with and without a message
+def test_what_sglang_itself_undoes_on_one_rank_is_not_kept_by_the_other(found, scenario):
+    assert holds(found, "host", scenario) == ["old", "old"]
+    assert holds(found, "none", scenario) == ["invalid", "old"]  # calls of rank 0 refuse
 
 
 @pytest.mark.parametrize("staging", ["none", "host"])
@@ -66,7 +67,7 @@ def test_what_one_rank_refuses_is_written_by_none(found, staging):
 
 
 @pytest.mark.parametrize("staging", ["none", "host"])
-@pytest.mark.parametrize("scenario", ["raises", "nan", "reports", "refused"])
+@pytest.mark.parametrize("scenario", ["raises", "nan", "reports", "says no", "refused"])
 def test_the_first_rank_which_answers_the_client_names_the_other_one(found, staging, scenario):
     row = found[0, staging, scenario]
     assert not row["success"] and "rank 1" in row["message"], row

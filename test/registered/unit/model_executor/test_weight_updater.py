@@ -115,6 +115,22 @@ def test_files_are_checked_by_their_headers(updater, tmp_path):
     assert not success and "(256, 63)" in message and updater.unchanged
 
 
+def test_a_filter_that_fails_is_a_refusal_which_the_other_ranks_hear(
+    updater, tmp_path, monkeypatch
+):
+    """They wait for this rank, and SGLang's scheduler ends by what escapes an update."""
+    save_file(dict(sent()), tmp_path / "model.safetensors")
+    said = []
+    monkeypatch.setattr(weight_updater, "failure_elsewhere", said.append)
+
+    def no_filter(name):
+        raise LookupError("no such group")
+
+    told = weight_updater.from_disk(never, updater, str(tmp_path), "auto", no_filter)
+    assert told == (False, "LookupError: no such group")
+    assert said == ["no such group"] and updater.unchanged
+
+
 def test_a_pre_laid_out_directory_is_no_update(updater, tmp_path):
     save_file(dict(sent()), tmp_path / "model.safetensors")
     pack_checkpoint(tmp_path / "model.safetensors", tmp_path / "out", PLAN)

@@ -157,6 +157,7 @@ def _update(
         mxfp4_reload.staging()
         tensors = list(described())
         check_update(tensors, states)
+        names = [name for name, _, _ in tensors if chosen is None or chosen(name)]
         refused = None
     except Exception as error:
         refused = error
@@ -164,7 +165,6 @@ def _update(
     if refused is not None or elsewhere is not None:
         return _told(refused or _Unsuccessful((False, f"refused: {elsewhere}")))
     others = Others.of(model)
-    names = [name for name, _, _ in tensors if chosen is None or chosen(name)]
     try:
         with mxfp4_reload.updating():
             result = _on_all_ranks(
@@ -211,7 +211,7 @@ def _on_all_ranks(write: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
         failure_elsewhere(str(error))
         raise
     # A disk update that SGLang has undone by itself is none that the others may keep.
-    elsewhere = failure_elsewhere(None if result[0] else result[1])
+    elsewhere = failure_elsewhere(None if result[0] else str(result[1]))
     if result[0] and elsewhere is not None:
         raise _Unsuccessful((False, elsewhere))
     return result
