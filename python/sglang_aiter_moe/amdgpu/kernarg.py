@@ -25,7 +25,8 @@ def pack(kernel: Kernel, values: Sequence[Value], names: Sequence[str] = ()) -> 
     """The segment for ``values``, one for each argument of the kernel in order.
 
     Triton's kernels end in two addresses of scratch memory; arguments that ``values`` is short of by up to two
-    pointers are null. What no argument covers is zero, hidden arguments included.
+    pointers are null. What no argument covers is zero; hidden arguments are left out, and the machine reports a kernel
+    that reads one.
 
     Raises:
         ContractError: another number of values, an address for a number or the reverse, or another size.

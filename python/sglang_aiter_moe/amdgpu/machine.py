@@ -125,6 +125,9 @@ def run(
     address = memory.place(
         np.frombuffer(kernargs or b"\0" * 8, np.uint8), "kernargs", writable=False
     )
+    for argument in described.arguments:
+        if argument.value_kind.startswith("hidden"):  # what a runtime fills in is not known here
+            memory.forget(address + argument.offset, argument.size)
     scratch = 0
     if described.scratch_bytes:
         waves = min(lockstep, int(np.prod(grid))) * -(-int(np.prod(shape)) // LANES)

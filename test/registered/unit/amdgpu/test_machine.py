@@ -304,6 +304,16 @@ def test_reads_of_what_nothing_wrote(body, what):
     assert what in str(e) and e.line > 0 and e.wave == 0
 
 
+def test_an_argument_that_a_runtime_fills_in_is_not_guessed():
+    hidden = "      - .offset: 8\n        .size: 4\n        .value_kind: hidden_block_count_x\n"
+    text = kernel_text("	s_load_dword s5, s[0:1], {}", kernargs=16)
+    text = text.replace("    .max_flat", hidden + "    .max_flat")
+    for offset in (0, 4, 12):
+        run(parse(text.format(offset)), "k", Memory(), bytes(16), (1, 1, 1))
+    with pytest.raises(ExecutionError, match="byte 8 of 16 of kernargs, which nothing has written"):
+        run(parse(text.format(8)), "k", Memory(), bytes(16), (1, 1, 1))
+
+
 @pytest.mark.parametrize(
     "use, mask",
     [
