@@ -29,8 +29,15 @@ def read_plan(
 
     Raises:
         ContractError: the file is no plan, or the config cannot be planned.
+        typer.BadParameter: neither of the two, or a file and what it decides.
     """
     if plan is not None:
+        beside = {"--config": config, "--aiter": aiter, "--tp": tp[0] > 1, "--ep": ep[0] > 1}
+        given = [option for option, value in beside.items() if value]
+        if given:
+            raise typer.BadParameter(
+                f"--plan says all of {', '.join(given)}: give one or the other"
+            )
         return _read(plan)
     if config is None:
         raise typer.BadParameter("--pack needs --plan PLAN or --config CONFIG")

@@ -223,6 +223,17 @@ def test_what_is_no_plan_is_refused_with_the_command_that_writes_one(tmp_path, s
     assert "sglang-aiter-moe plan CONFIG" in done.stderr and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "more", [("--config", "kimi-k3"), ("--aiter", "0.1.20"), ("--tp", 2), ("--tp", 2, "--ep", 2)]
+)
+def test_what_a_plan_says_already_is_not_ignored_beside_it(tmp_path, source, more):
+    folder, file = source(SITU, "quark"), tmp_path / "plan.json"
+    file.write_text(plans.plan(SITU).to_json())
+    status, said = run("--pack", folder, "--out", tmp_path / "out", "--plan", file, *more)
+    assert status == 2 and all(option in said for option in more[::2])
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_file_whose_plan_is_wrong_is_contradicted(tmp_path, source):
     """The bytes say separated, the plan in the metadata says interleaved."""
     files = pack_checkpoint(source(SITU, "fused"), tmp_path / "out", plans.plan(SITU))
