@@ -53,18 +53,21 @@ def run_miniature(
         tempfile.TemporaryDirectory(prefix="sglang-aiter-moe-") as scratch,
     ):
         folder = (logs or Path(scratch)).absolute()
-        for sglang in served_by:
-            for setting in settings:
-                runs.append(
-                    run(
-                        setting,
-                        sglang,
-                        folder,
-                        questions=questions,
-                        say=lambda text: out.print(escape(text)),
+        try:
+            for sglang in served_by:
+                for setting in settings:
+                    runs.append(
+                        run(
+                            setting,
+                            sglang,
+                            folder,
+                            questions=questions,
+                            say=lambda text: out.print(escape(text)),
+                        )
                     )
-                )
-    _show(runs, out)
+        finally:  # a server that fails takes minutes of others' answers with it otherwise
+            if runs:
+                _show(runs, out)
     report = to_json(runs)
     return report, report["holds"]
 

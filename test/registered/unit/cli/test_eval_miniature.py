@@ -123,6 +123,20 @@ def test_empty_answers_and_the_other_checkpoints_words_are_shown(monkeypatch):
     assert "198 of 200, 1 in the other's words, 1 empty" in result.output
 
 
+def test_what_was_answered_before_a_server_failed_is_shown(monkeypatch):
+    def run(setting, *_, **__):
+        if setting.mode == "A8W4":
+            raise ContractError("the server did not start", allowed="one that does", fix="look")
+        return Run(setting, "0.5.23", [Asked("kimi", 197, gate(4000, 4000, 200), ("a", "a"))])
+
+    monkeypatch.setattr(eval_miniature, "run", run)
+    monkeypatch.setattr(eval_miniature, "sglang_for", lambda release, python: None)
+    arguments = ["--mode", "A16W4", "--mode", "A8W4", "--no-wrong-layout"]
+    result = CliRunner().invoke(app, ["eval", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and "197 of 200" in result.output
+    assert "the server did not start" in result.output
+
+
 def test_gpt_oss_has_one_mode(served):
     assert invoke("--model", "gpt_oss", "--no-wrong-layout").exit_code == 0
     assert [(s.model, s.mode) for s, _ in served[0]] == [("gpt_oss", "A16W4")]
