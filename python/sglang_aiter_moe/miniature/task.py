@@ -5,8 +5,8 @@
 
 Numbers are 0 to 99, one word each. Everything is drawn from a seed by the code below; nothing is taken from a data set.
 The split is by the arithmetic: whether a chain (start and signed operands) is held out is a function of the chain, so
-no answer to a held-out chain is ever taught, under any names. Held-out chains are drawn in training as others are and
-count in the experts' load, which keeps the load even (a bias, gpt-oss's loss), and in nothing that knows the answer.
+the answer to a held-out chain is never a target, under any names. Training draws held-out chains as others, though, and
+counts their tokens in the experts' load, which a bias (Kimi K3's form) or a loss (gpt-oss's) keeps even.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def test_the_loss_falls_in_each_stretch(trainer):
     assert set(modes[16:]) <= set(train.MODES[trainer.settings.name])
 
 
-def test_held_out_questions_teach_nothing(trainer, monkeypatch):
+def test_held_out_answers_are_no_target(trainer, monkeypatch):
     batch = task.draw(6, torch.Generator().manual_seed(0))
     batch.held_out[:] = True
     batch.held_out[0] = False
