@@ -46,6 +46,11 @@ def run_miniature(
     for setting in settings:
         _ = setting.layout
         gate_of(WEIGHTS / model, setting.mode, questions)
+    if logs is not None:
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"--logs {logs}: {error.strerror}") from error
     served_by = [sglang_for(release, python) for release in releases or [None]]
     runs: list[Run] = []
     with (

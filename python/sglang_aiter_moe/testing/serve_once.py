@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.evaluation import exact_match
 from sglang_aiter_moe.evaluation.miniature_runs import SERVER_ARGUMENTS
 from sglang_aiter_moe.miniature import WEIGHTS, task
@@ -48,4 +49,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ContractError as error:
+        sys.exit(f"error: {error}")

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_aiter_moe.errors import ContractError
+
 PACKAGE = Path(__file__).resolve().parents[1]
 PLACEHOLDERS = PACKAGE / "testing" / "placeholders"
 #: Engine arguments of a machine without a GPU.
@@ -55,6 +57,20 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as sock:
+        # As servers do: what is left of ended connections is in nobody's way.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise ContractError(
+                f"port {port}: {error}",
+                allowed="a TCP port that nobody listens on",
+                fix="give another one, or none for a free one",
+            ) from error
 
 
 def environment(
@@ -116,7 +132,12 @@ def start(
     """Starts ``sglang serve`` in a process group of its own and returns at once.
 
     ``python``: the interpreter whose SGLang it is; this process's if None.
+
+    Raises:
+        ContractError: somebody listens on ``port`` already, and would be taken for the server.
     """
+    if port:
+        _check_free(port)
     port = port or free_port()
     command = [
         str(Path(python or sys.executable).with_name("sglang")),

@@ -95,6 +95,7 @@ def test_what_does_not_go_together_is_refused(served, arguments, named):
         (["--questions", "1000000"], "--questions"),
         (["--tp", "3"], "intermediate_size"),
         (["--release", "0.5.20", "--release", "9.9.9"], "9.9.9"),
+        (["--logs", __file__], "--logs"),
     ],
 )
 def test_what_cannot_be_served_or_judged_is_refused_before_the_first_server(

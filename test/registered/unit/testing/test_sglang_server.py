@@ -1,11 +1,13 @@
 """The environment that SGLang's processes get."""
 
+import socket
 import sys
 
 import pytest
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.registration import register_cpu_ci
-from sglang_aiter_moe.testing.sglang_server import environment
+from sglang_aiter_moe.testing.sglang_server import environment, start
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 
@@ -22,6 +24,31 @@ def test_no_variable_of_sglang_or_aiter_is_passed_on_but_those_that_are_given():
 def test_compiled_modules_are_kept_whatever_this_process_does():
     env = environment(base={**BASE, "PYTHONDONTWRITEBYTECODE": "1"})
     assert "PYTHONDONTWRITEBYTECODE" not in env
+
+
+@pytest.mark.parametrize("port", ["taken", 70000])
+def test_a_port_that_somebody_listens_on_is_refused(port, tmp_path):
+    """Its answer to /health would be taken for the new server's."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        number = other.getsockname()[1] if port == "taken" else port
+        with pytest.raises(ContractError, match=f"^port {number}: "):
+            start(tmp_path, tmp_path / "log", env={}, port=number, python=tmp_path / "python")
+
+
+def test_a_port_is_free_again_after_its_server_ended(tmp_path):
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            other.accept()[0].close()
+            client.recv(1)
+    # nothing to start there: only the port was checked
+    with pytest.raises(FileNotFoundError, match="sglang"):
+        start(tmp_path, tmp_path / "log", env={}, port=port, python=tmp_path / "python")
 
 
 @pytest.mark.parametrize("ranks, entries", [(1, 0), (2, 2), (3, 3)])
