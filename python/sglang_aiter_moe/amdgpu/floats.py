@@ -114,11 +114,6 @@ def propagating(f):
     return lambda a, b: np.where(_is_nan(a) | _is_nan(b), F32("nan"), f(a, b)).astype(F32)
 
 
-def round_once(f):
-    """A float32 function by float64, rounded once: correctly rounded but for some half-way cases."""
-    return lambda a: f(np.asarray(a, F64)).astype(F32)
-
-
 def ldexp(a, n):
     return np.ldexp(a, np.clip(n, -400, 400)).astype(np.asarray(a).dtype)
 

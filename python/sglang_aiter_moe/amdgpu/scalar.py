@@ -17,10 +17,6 @@ from sglang_aiter_moe.amdgpu.state import EXEC, Batch
 U32, I32, U64, I64 = np.uint32, np.int32, np.uint64, np.int64
 
 
-def _nonzero(r):
-    return r != 0
-
-
 def _shift(value, count, bits: int, left: bool):
     count = count & (bits - 1)
     return value << count.astype(value.dtype) if left else value >> count.astype(value.dtype)
@@ -200,7 +196,7 @@ SOPC = {f"s_cmp_{n}_{t}": (t, f) for n, f in _RELATIONS.items() for t in ("u32",
 SOPC |= {f"s_cmp_{n}_u64": ("u64", _RELATIONS[n]) for n in ("eq", "lg")}
 
 NOTHING = (
-    "s_nop", "s_waitcnt", "s_sleep", "s_setprio", "s_inst_prefetch", "s_dcache_inv", "s_dcache_wb", "s_icache_inv",
+    "s_nop", "s_waitcnt", "s_sleep", "s_setprio", "s_dcache_inv", "s_dcache_wb", "s_icache_inv",
     "buffer_inv", "buffer_wbl2",
 )  # fmt: skip
 """Timing, scheduling and caches: without effect where memory is synchronous."""

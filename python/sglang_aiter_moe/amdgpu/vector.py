@@ -91,10 +91,6 @@ def _s24(a):
     return (a << I32(8)) >> I32(8)
 
 
-def _wide(f):
-    return lambda a, b: f(a.astype(U64), b.astype(U64))
-
-
 M24 = U32(0xFFFFFF)
 TABLE: dict[str, Row] = {
     "v_mov_b32": ("u32", "u32", lambda a: a),

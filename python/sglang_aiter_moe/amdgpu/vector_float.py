@@ -19,7 +19,6 @@ from sglang_aiter_moe.amdgpu.state import VCC, Batch
 
 F16, F32, F64 = np.float16, np.float32, np.float64
 TAU = 2 * np.pi
-_once = floats.round_once
 
 
 def _fract(a):

@@ -57,6 +57,41 @@ def test_text_that_no_assembler_takes_is_refused_with_its_line(line):
         run(parse(kernel_text("	" + line)), "k", Memory(), bytes(8), (1, 1, 1))
 
 
+NEWER = [
+    "v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], v[4:7], v[8:11], 0, v12, v13 op_sel_hi:[0,0,0] cbsz:4 blgp:4",
+    "v_mfma_f32_32x32x64_f8f6f4 v[0:15], v[4:11], v[4:11], 0", "v_mfma_f32_16x16x32_f16 v[0:3], v[4:7], v[4:7], 0",
+    "v_mfma_f32_32x32x16_bf16 v[0:15], v[4:7], v[4:7], 0", "ds_read_b64_tr_b16 v[2:3], v1",
+    "v_permlane32_swap_b32_e32 v1, v2", "v_bitop3_b32 v1, v2, v3, v4 bitop3:1", "v_cvt_pk_bf16_f32 v1, v2, v3",
+    "v_cvt_scalef32_pk_f32_fp4 v[4:5], v1, v2", "v_maximum3_f32 v1, v2, v3, v4", "v_cvt_f32_bf16_e32 v1, v2",
+    "buffer_load_dwordx4 v1, s[4:7], 0 offen lds", "global_load_lds_dwordx3 v1, s[4:5]",
+    "buffer_atomic_pk_add_bf16 v1, v2, s[4:7], 0 offen",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", NEWER)
+def test_what_only_gfx950_has(line):
+    """That LLVM's assembler says the same is checked where Triton is there."""
+    semantics.build(parse_instruction(line, 1, "gfx950"))
+    with pytest.raises(AssemblyError, match="on gfx942, which does not have it"):
+        semantics.build(parse_instruction(line, 1, "gfx942"))
+
+
+def test_llvm_says_the_same_of_both_targets():
+    pytest.importorskip("triton")
+    from sglang_aiter_moe.testing.amd_mutation import assembles
+
+    older = [
+        "v_mfma_f32_16x16x16_bf16 v[0:3], v[4:5], v[4:5], 0", "v_mfma_f32_16x16x32_fp8_fp8 v[0:3], v[4:5], v[4:5], 0",
+        "buffer_load_dword v1, s[4:7], 0 offen lds", "buffer_load_dwordx4 v[0:3], v1, s[4:7], 0 offen",
+        "global_load_lds_dword v1, s[4:5]", "ds_pk_add_bf16 v1, v2", "global_atomic_pk_add_bf16 v1, v2, s[4:5]",
+    ]  # fmt: skip
+    for line in NEWER:
+        assert (assembles(line, "gfx942"), assembles(line, "gfx950")) == (False, True)
+    for line in older:
+        assert assembles(line, "gfx942") and assembles(line, "gfx950")
+        semantics.build(parse_instruction(line, 1, "gfx942"))
+
+
 @pytest.mark.parametrize(
     "line",
     [
