@@ -39,6 +39,13 @@ A run goes on where the last one ended. A module whose source has changed since 
 """
 
 
+#: What draws the other sample; ``--again`` runs its survivors once more.
+_SECOND = (
+    "python -m sglang_aiter_moe.testing.mutation_run docs/mutation_second.json --only 'contract/*' --share 0.03 "
+    "--draw second\n"
+    "python -m sglang_aiter_moe.testing.mutation_run docs/mutation_second.json --only 'srt/*' --share 0.025 "
+    "--least 2 --draw second --beside docs/mutation.json    # and with --again"
+)
 #: (package, run, killed) when the sample was run for the first time, before any test was written for it; with the
 #: equivalent ones. Of contract/ the tests were those of commit b124a9d.
 _FIRST_TIME = (("contract/", 230, 200), ("srt/", 95, 76))
@@ -100,7 +107,7 @@ def markdown(
     Args:
         results: of the sample.
         reasons: of its survivors.
-        second: results of another sample, for which no test was written.
+        second: results of another sample; of its survivors also those of a later run, with tests for them.
     """
     found = survivors(results, reasons)
     command = (
@@ -109,7 +116,7 @@ def markdown(
         "python -m sglang_aiter_moe.testing.mutation_matrix docs/mutation.json --share 0.05    # with SGLang 0.5.23"
     )
     parts = [_INTRODUCTION.format(command=command), "## Counts\n", *_table(results, found), ""]
-    parts += [*_of_another_sample(second), ""]
+    parts += [*_of_another_sample(results, reasons, second), ""]
     left_out = ELSEWHERE | {
         name: "runs inside SGLang alone: not sampled yet"
         for name in IN_THE_MATRIX
@@ -147,15 +154,54 @@ def _table(results: dict[str, Any], found: list[Survivor]) -> Iterator[str]:
         yield f"| `{module}` | {entry['mutants']} | {len(entry['ran'])} | {killed} |"
 
 
-def _of_another_sample(second: dict[str, Any]) -> Iterator[str]:
-    _, run, killed, _ = counts(second, [])
+def after(second: dict[str, Any]) -> dict[str, Any]:
+    """Another sample's results with the later verdicts of its survivors, where they were run again."""
+    return {
+        module: entry | {"ran": entry["ran"] | entry.get("again", {})}
+        for module, entry in second.items()
+    }
+
+
+def _of_another_sample(
+    results: dict[str, Any], reasons: dict[str, dict[str, str]], second: dict[str, Any]
+) -> Iterator[str]:
     yield "## Another sample\n"
     yield (
-        "Drawn after those tests, and no test was written for it (`python -m sglang_aiter_moe.testing.mutation_run "
-        "docs/mutation_second.json --only 'contract/*' --share 0.03 --draw second`; nothing of `srt/` yet): "
-        f"{killed} of {run} killed, {_share(killed, run)}. Not killed:\n"
+        "Drawn after those tests, and run before any test was written for its own survivors, so that the share is an "
+        "estimate for mutants outside the samples too (in brackets as above). Without what runs inside SGLang alone "
+        f"({', '.join(f'`{name}`' for name in IN_THE_MATRIX)}), of which no other mutants were drawn.\n"
     )
-    yield from (_line(one) for one in survivors(second, {}))
+    yield f"```\n{_SECOND}\n```\n"
+    yield "| | run | killed at first | share | without those of the first sample | killed after tests for them |"
+    yield "|---|---|---|---|---|---|"
+    later = after(second)
+    for package in ("contract/", "srt/"):
+        _, run, killed, _ = counts(second, [], package)
+        if not run:
+            continue
+        new = [
+            verdict != "survived"
+            for module, entry in second.items()
+            if module.startswith(package)
+            for change, verdict in entry["ran"].items()
+            if change not in results.get(module, {"ran": {}})["ran"]
+        ]
+        again = any("again" in e for m, e in second.items() if m.startswith(package))
+        now = counts(later, [], package)[2]
+        yield (
+            f"| `{package}` | {run} | {killed} | **{_share(killed, run)}** | "
+            f"{sum(new)} of {len(new)}, {sum(new) / len(new):.1%} | "
+            + (f"{now}, {now / run:.1%} |" if again else "none written |")
+        )
+    left = survivors(later, reasons)
+    names = {(one.module, one.change) for one in left}
+    told = [one for one in survivors(second, {}) if (one.module, one.change) not in names]
+    if told:
+        yield f"\nNot killed at first, but since tests were written for them ({len(told)}):\n"
+        yield from (_title(one) for one in told)
+    if left:
+        yield f"\nNot killed ({len(left)}):\n"
+        yield from map(_line, left)
 
 
 def _before(first: tuple[tuple[str, int, int], ...]) -> str:
@@ -174,9 +220,13 @@ def _share(part: int, whole: int) -> str:
 
 
 def _line(one: Survivor) -> str:
+    return f"{_title(one)}\n  {one.reason or 'not looked into'}"
+
+
+def _title(one: Survivor) -> str:
     line, _, change = one.change.partition(": ")
     change = change.replace("`", "'")
-    return f"- `{one.module}` {line}: `{change}`\n  {one.reason or 'not looked into'}"
+    return f"- `{one.module}` {line}: `{change}`"
 
 
 def write(docs: Path) -> None:

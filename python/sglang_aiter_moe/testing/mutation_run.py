@@ -1,6 +1,6 @@
 """Runs mutants of ``contract/`` and ``srt/`` against the tests of their module.
 
-``python -m sglang_aiter_moe.testing.mutation_run RESULTS [--count N] [--minutes M] [--only GLOB]``, from the
+``python -m sglang_aiter_moe.testing.mutation_run RESULTS [--share S] [--minutes M] [--only GLOB]``, from the
 checkout's root. Results are kept in RESULTS (docs/mutation.json) and gone on with; a mutant is always the same one for
 the same source. Each runs in a fork of a process that has torch and pytest loaded already, so that a mutant costs its
 tests alone.
@@ -20,9 +20,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from sglang_aiter_moe.testing.mutation import Mutant, mutants, sample
 
@@ -66,7 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "contract/spec.py": ("contract/test_spec.py", *_PLAN),
     "contract/tuned.py": ("contract/test_tuned.py", *_PLAN),
     "srt/layers/moe/moe_runner/aiter.py": _RUNNER,
-    "srt/layers/moe/moe_runner/aiter_api.py": _RUNNER,
+    "srt/layers/moe/moe_runner/aiter_api.py": ("srt/test_switch.py", *_RUNNER),
     "srt/layers/moe/moe_runner/base.py": _RUNNER,
     "srt/layers/moe/moe_runner/call_arguments.py": _RUNNER,
     "srt/layers/moe/moe_runner/dispatch.py": _RUNNER,
@@ -194,10 +195,29 @@ def distinct(name: str) -> list[Mutant]:
     return list(found.values())
 
 
-def chosen(name: str, share: float, draw: str = "") -> list[Mutant]:
-    """The sample of a module: this share of its mutants, and three at least; another one for another ``draw``."""
+def chosen(
+    name: str, share: float, draw: str = "", least: int = 3, known: Collection[str] = ()
+) -> list[Mutant]:
+    """The sample of a module: this share of its mutants, and ``least`` of them at least.
+
+    Args:
+        name: of the module.
+        share: of all its mutants.
+        draw: any text; another sample for another one.
+        least: how many at least, where there are so many.
+        known: names of mutants that are not drawn.
+    """
     found = distinct(name)
-    return sample(found, max(3, round(share * len(found))), draw + name)
+    count = max(least, round(share * len(found)))
+    return sample([mutant for mutant in found if mutant.name not in known], count, draw + name)
+
+
+def beside(results: dict[str, Any], name: str, source: str) -> Collection[str]:
+    """The names of a module's mutants that other results have; a ValueError if they are of another source."""
+    entry = results.get(name, {"source": source, "ran": {}})
+    if entry["source"] != source:
+        raise ValueError(f"the other results of {name} are of another source: run them first")
+    return entry["ran"].keys()
 
 
 def sources(names: Sequence[str]) -> dict[str, str]:
@@ -214,7 +234,14 @@ def main() -> None:
     )
     parser.add_argument("--only", default="*", help="glob of modules")
     parser.add_argument("--draw", default="", help="any text: another sample")
+    parser.add_argument("--least", type=int, default=3, help="so many of each module at least")
+    parser.add_argument("--beside", type=Path, help="other results: none of their mutants")
     parser.add_argument("--survivors", action="store_true", help="run those again")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="the same, with the verdicts kept beside the first ones",
+    )
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     results = json.loads(options.results.read_text()) if options.results.exists() else {}
@@ -222,17 +249,33 @@ def main() -> None:
     preload()
     names = [name for name in TESTS if fnmatch(name, options.only)]
     hashes = sources(names)
+    others = json.loads(options.beside.read_text()) if options.beside else {}
+    drawn = {
+        name: chosen(
+            name,
+            options.share,
+            options.draw,
+            options.least,
+            beside(others, name, hashes[name]),
+        )
+        for name in names
+    }
     unchanged: dict[tuple[str, ...], tuple[str, float]] = {}
     for name in names:
         entry = results.get(name, {})
         if entry.get("source") != hashes[name]:
             entry = {"source": hashes[name], "mutants": 0, "ran": {}}
         results[name] = entry
-        picked = chosen(name, options.share, options.draw)
         entry["mutants"] = len(distinct(name))
         if options.survivors:
             entry["ran"] = {m: v for m, v in entry["ran"].items() if v != "survived"}
-        todo = [mutant for mutant in picked if mutant.name not in entry["ran"]]
+        kept = entry["ran"]
+        todo = [mutant for mutant in drawn[name] if mutant.name not in kept]
+        if options.again:
+            todo = [mutant for mutant in drawn[name] if kept.get(mutant.name) == "survived"]
+            if todo:
+                kept = entry.setdefault("again", {})
+                todo = [m for m in todo if kept.get(m.name, "survived") == "survived"]
         if not todo or time.monotonic() > end:
             continue
         if TESTS[name] not in unchanged:
@@ -245,14 +288,13 @@ def main() -> None:
             if time.monotonic() > end:
                 break
             verdict, _ = passes(name, mutant.source, TESTS[name], 20 + 5 * seconds)
-            entry["ran"][mutant.name] = verdict
+            kept[mutant.name] = verdict
             options.results.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{verdict:9} {name} {mutant.name}", flush=True)
     options.results.write_text(json.dumps(results, indent=1) + "\n")
     ran = [verdict for entry in results.values() for verdict in entry["ran"].values()]
     killed = sum(verdict != "survived" for verdict in ran)
-    picked = [(n, m) for n in names for m in chosen(n, options.share, options.draw)]
-    left = sum(m.name not in results[n]["ran"] for n, m in picked)
+    left = sum(m.name not in results[n]["ran"] for n in names for m in drawn[n])
     print(f"{killed} of {len(ran)} killed; {left} of the chosen ones not run yet")
 
 

@@ -167,6 +167,17 @@ def test_in_place_two_threads_at_most(monkeypatch):
     assert len(copies) == 2
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_no_expert_is_copied_on_the_way_to_other_memory(name, monkeypatch):
+    raw = torch.randint(0, 256, (7, 64, 128), dtype=torch.uint8)
+    target = torch.empty(7, 64, 128, dtype=torch.uint8)
+    layout = layouts.weight_layout(name)
+    expected = raw.reshape(-1)[layout.index_map(raw.shape)]
+    monkeypatch.setattr(torch, "empty_like", lambda like: pytest.fail("memory that is not needed"))
+    layout.pack(raw, out=target)
+    assert torch.equal(target.reshape(-1), expected)
+
+
 def test_sixteen_bytes_at_a_time_where_that_is_possible():
     """One dtype has 16 bytes; a view of it needs every offset and stride to be a multiple of 16."""
     memory = torch.zeros(4096 + 64, dtype=torch.uint8)

@@ -1,10 +1,13 @@
 """When the patch set acts: SGLang's own switch, the portable AITER, and the kill switch over both."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang_aiter_moe import portable
+from sglang_aiter_moe.contract import Capabilities, Target
 from sglang_aiter_moe.srt import switch
 from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter_api
 from sglang_aiter_moe.testing.registration import register_cpu_ci
@@ -35,6 +38,17 @@ def test_the_portable_aiter_counts_as_aiter(monkeypatch):
         monkeypatch.setenv(switch.ENABLE, "0")
         assert switch.acts(False) is False
     assert not aiter_api.is_stand_in()
+
+
+def test_on_a_gpu_the_architecture_is_the_current_ones(monkeypatch):
+    # ROCm's target IDs carry features (LLVM AMDGPU usage, "Target ID"); a plan's target is without them.
+    names = {0: "gfx942:sramecc+:xnack-", 1: "gfx950:sramecc+:xnack-"}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda i: SimpleNamespace(gcnArchName=names[i])
+    )
+    assert not aiter_api.is_stand_in()
+    assert Target(aiter_api.architecture(), Capabilities.for_release("0.1.19")).arch == "gfx950"
 
 
 def test_around_calls_the_original_alone_when_switched_off(monkeypatch):

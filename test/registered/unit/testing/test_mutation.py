@@ -8,7 +8,17 @@ import textwrap
 import pytest
 
 from sglang_aiter_moe.testing.mutation import mutants, sample
-from sglang_aiter_moe.testing.mutation_run import ELSEWHERE, IN_THE_MATRIX, PACKAGE, TESTS, UNIT
+from sglang_aiter_moe.testing.mutation_run import (
+    ELSEWHERE,
+    IN_THE_MATRIX,
+    PACKAGE,
+    TESTS,
+    UNIT,
+    beside,
+    chosen,
+    distinct,
+    sources,
+)
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
@@ -89,6 +99,20 @@ def test_the_sample_is_always_the_same_and_of_the_asked_size():
     assert [(m.operator, m.before) for m in sample(moved, 10, "routes")] == [
         (m.operator, m.before) for m in chosen
     ]
+
+
+def test_another_draw_beside_the_first_has_none_of_its_mutants():
+    name = "contract/modes.py"
+    first = {mutant.name for mutant in chosen(name, 0.5)}
+    other = chosen(name, 0.3, "other", 2, first)
+    assert len(other) == round(0.3 * len(distinct(name)))
+    assert not first & {mutant.name for mutant in other}
+    assert len(chosen(name, 0.0)) == 3 and len(chosen(name, 0.0, "other", 2, first)) == 2
+    (source,) = sources([name]).values()
+    results = {name: {"source": source, "ran": dict.fromkeys(first, "killed")}}
+    assert set(beside(results, name, source)) == first and not beside({}, name, source)
+    with pytest.raises(ValueError, match="another source"):
+        beside(results, name, "of an edited file")
 
 
 def test_every_module_has_tests_or_a_reason():

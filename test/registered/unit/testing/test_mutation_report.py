@@ -30,8 +30,9 @@ def test_every_module_was_run(kept):
 
 
 def test_every_survivor_is_explained_and_nothing_else(kept):
-    results, reasons, _ = kept
-    found = mutation_report.survivors(results, reasons)
+    results, reasons, second = kept
+    later = mutation_report.after(second)
+    found = [s for r in (results, later) for s in mutation_report.survivors(r, reasons)]
     assert [one for one in found if not one.reason] == []
     survived = {(one.module, mutation_report.without_line(one.change)) for one in found}
     assert {(module, change) for module in reasons for change in reasons[module]} == survived
@@ -61,10 +62,22 @@ def test_counts_and_reasons():
     ]
     assert mutation_report.counts(results, found) == (14, 4, 2, 1)
     assert mutation_report.counts(results, found, "contract/") == (9, 3, 2, 1)
-    page = mutation_report.markdown(results, reasons, {"contract/a.py": results["contract/a.py"]})
+    page = mutation_report.markdown(results, reasons, {})
     assert "| `contract/` | 9 | 3 | 2 | 1 | 1 | **66.7%** | 100.0% |" in page
-    assert "2 of 3 killed, 66.7% (" in page
     assert "equivalent: the same number" in page and "not looked into" in page
+
+
+def test_another_sample_keeps_its_first_verdicts():
+    first = {"srt/a.py": {"mutants": 9, "ran": {"line 1: x": "killed", "line 2: y": "survived"}}}
+    ran = {"line 1: x": "killed", "line 3: v": "killed", "line 4: w": "survived"}
+    second = {"srt/a.py": {"mutants": 9, "ran": ran | {"line 5: z": "survived"}}}
+    page = mutation_report.markdown(first, {}, second)
+    assert "| `srt/` | 4 | 2 | **50.0% (" in page and "| 1 of 3, 33.3% | none written |" in page
+    second["srt/a.py"]["again"] = {"line 4: w": "killed", "line 5: z": "survived"}
+    page = mutation_report.markdown(first, {"srt/a.py": {"z": "no GPU"}}, second)
+    assert "| `srt/` | 4 | 2 | **50.0% (" in page and "| 1 of 3, 33.3% | 3, 75.0% |" in page
+    assert "but since tests were written for them (1):\n\n- `srt/a.py` line 4: `w`\n" in page
+    assert "Not killed (1):\n\n- `srt/a.py` line 5: `z`\n  no GPU" in page
 
 
 if __name__ == "__main__":

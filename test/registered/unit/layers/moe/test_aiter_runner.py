@@ -442,6 +442,14 @@ def test_global_ids_go_to_a_masked_expert(aiter):
     assert aiter.call["topk_ids"].tolist() == [[0, 7]]
 
 
+@pytest.mark.parametrize("mask, slot", [([1] * EXPERTS + [0], EXPERTS), ([1, 1, 1, 1, 0, 0], 4)])
+def test_expert_0_is_an_expert(aiter, mask, slot):
+    """Only negative ids name none; AITER counts experts from 0."""
+    info = make_info(expert_mask=torch.tensor(mask, dtype=torch.int32))
+    run(runner_input=one_token(ids(0, -1)), info=info)
+    assert aiter.call["topk_ids"].tolist() == [[0, slot]]
+
+
 def test_ids_that_sglang_has_replaced_are_left_alone(aiter):
     mask = torch.tensor([1] * EXPERTS + [0], dtype=torch.int32)
     given = ids(2, EXPERTS)

@@ -155,6 +155,20 @@ def test_the_address_is_fixed_from_the_first_capture_on():
         assert held.tolist() == [float(step), 1.0]
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_later_capture_does_not_take_an_earlier_graphs_copy_away(change):
+    config = make([1.0, 2.0, 3.0, 4.0], torch.bfloat16)
+    with capture():
+        first = config.correction_bias_for_dtype(torch.float32)
+    BIAS_CHANGES[change](config, NEW)
+    with capture():  # no eager call and no refresh in between
+        second = config.correction_bias_for_dtype(torch.float32)
+    assert second.tolist() == NEW.bfloat16().float().tolist()
+    BIAS_CHANGES["copy"](config, torch.tensor([5.0, 6.0, 7.0, 8.0]))
+    refresh_correction_biases()
+    assert first.tolist() == second.tolist() == [5.0, 6.0, 7.0, 8.0]
+
+
 def test_what_is_held_does_not_grow_with_captures_and_updates():
     config = make([1.0, 2.0], torch.bfloat16)
     for step in range(20):

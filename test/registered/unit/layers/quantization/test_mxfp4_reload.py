@@ -179,6 +179,22 @@ def test_exponents_may_come_as_float8_e8m0fnu(simple):
     assert same(packed_bytes(layer), packed_bytes(loaded_layer(plan, expected)))
 
 
+def test_a_parameter_of_float8_e8m0fnu_is_restored_in_that_dtype(plan):
+    raw = random_raw(plan.spec, 1)
+    wanted = packed_bytes(loaded_layer(plan, raw))
+    scales = [name for name in raw if name.endswith("scale")]
+    typed = raw | {name: raw[name].view(torch.float8_e8m0fnu) for name in scales}
+    layer = loaded_layer(plan, typed)
+    for name in scales:
+        held = getattr(layer, name).data
+        assert torch.equal(held.view(torch.uint8), wanted[name].view(torch.uint8))
+    mxfp4.restore_raw(layer)
+    for name, tensor in typed.items():
+        held = getattr(layer, name).data
+        assert (held.dtype, held.shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(held.view(torch.uint8), tensor.view(torch.uint8))
+
+
 def fail_midway(layer, new):
     with updating():
         load(layer, new, [0])
@@ -194,6 +210,19 @@ def test_a_failed_update_is_undone_where_a_copy_exists(plan, monkeypatch):
         load(layer, {"w13_weight": new["w13_weight"], "w2_weight_scale": new["w2_weight_scale"]})
         raise OSError("connection lost")
     assert same(packed_bytes(layer), before) and identity(layer) == were
+    mxfp4.moe_quant_info(layer)
+
+
+def test_an_undone_update_leaves_what_an_earlier_one_wrote(plan, monkeypatch):
+    monkeypatch.setenv(STAGING, "host")
+    layer = loaded_layer(plan, random_raw(plan.spec, 1))
+    new, failed = random_raw(plan.spec, 2), random_raw(plan.spec, 3)
+    with updating():
+        load(layer, new)
+    with pytest.raises(OSError), updating():
+        load(layer, {"w13_weight": failed["w13_weight"]})
+        raise OSError("connection lost")
+    assert same(packed_bytes(layer), packed_bytes(loaded_layer(plan, new)))
     mxfp4.moe_quant_info(layer)
 
 
