@@ -11,6 +11,7 @@ _UPDATER = {
     "update_weights_from_tensor": ["self", "named_tensors", "load_format="],
     "update_weights_from_ipc": ["self", "recv_req"],
     "update_weights_from_distributed": ["self", "names", "dtypes", "shapes"],
+    "receive_weights_from_distributed": ["self", "*"],
     "load_weights_from_distributed": ["self", "named_tensors"],
     "begin_weight_update": ["self"],
     "end_weight_update": ["self"],

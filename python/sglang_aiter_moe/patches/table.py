@@ -88,6 +88,7 @@ PATCHES: tuple[Patch, ...] = (
                 "0.5.20",
                 "received and loaded in two steps",
             ),
+            ("receive_weights_from_distributed", "receiving", "0.5.21", None, ""),
             ("load_weights_from_distributed", "from_received", "0.5.21", None, ""),
             ("begin_weight_update", "begin_session", "0.5.21", None, ""),
             ("end_weight_update", "end_session", "0.5.21", None, ""),

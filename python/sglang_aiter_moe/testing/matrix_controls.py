@@ -175,6 +175,7 @@ OUTSIDE = {
     "self-check before the first MoE layer": "test_plugin.py",
     "MXFP4 weights in update_weights_from_ipc": _UPDATES,
     "MXFP4 weights in update_weights_from_distributed": _UPDATES,
+    "MXFP4 weights in receive_weights_from_distributed": _UPDATES,
     "MXFP4 weights in load_weights_from_distributed": _UPDATES,
     "output buffer of a call": "patches/test_glue.py",
     "correction bias in the wider dtype": _BIAS,

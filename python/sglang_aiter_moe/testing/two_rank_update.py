@@ -69,6 +69,21 @@ def nan_scale(updater: Updater, *_: Any) -> tuple[bool, str]:
     return True, "done"
 
 
+def distributed(rank: int, updater: Updater) -> tuple[bool, str]:
+    """As SGLang's scheduler from 0.5.21 on: what could not be received is not loaded."""
+
+    def receive(_: Any) -> list:
+        if rank == 1:
+            raise OSError("connection lost")
+        return []
+
+    try:
+        tensors = weight_updater.receiving(receive, updater)
+    except Exception as error:
+        return False, f"Failed to receive weights: {error}"
+    return weight_updater.from_received(whole, updater, tensors)
+
+
 #: What rank 1's update does, and what else its tensors are; rank 0's is whole.
 SCENARIOS: dict[str, tuple[Callable[..., tuple[bool, str]], list]] = {
     "both": (whole, []),
@@ -77,6 +92,7 @@ SCENARIOS: dict[str, tuple[Callable[..., tuple[bool, str]], list]] = {
     "says no": (says_no, []),
     "nan": (nan_scale, []),
     "refused": (whole, [UNKNOWN]),
+    "received": (whole, []),
 }
 
 
@@ -85,6 +101,8 @@ def run(rank: int, scenario: str) -> dict[str, Any]:
     write, tensors = (whole, []) if rank == 0 else SCENARIOS[scenario]
     if scenario in ("reports", "says no"):
         success, message = weight_updater.from_disk(write, updater, "no folder")
+    elif scenario == "received":
+        success, message = distributed(rank, updater)
     else:
         success, message = weight_updater.from_tensor(write, updater, tensors)
     state = mxfp4_reload.weights_of(updater.model.experts)

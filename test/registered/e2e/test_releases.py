@@ -217,7 +217,7 @@ def test_every_patch_is_in_force_or_says_why_not(report, release):
     if release < "0.5.21":
         expected |= {"correction bias after end_weight_update", "raw form before a weight update"}
         expected |= {f"{updates} begin_weight_update", f"{updates} end_weight_update"}
-        expected |= {f"{updates} load_weights_from_distributed"}
+        expected |= {f"{updates} {step}_weights_from_distributed" for step in ("receive", "load")}
     else:
         expected |= {f"{updates} update_weights_from_distributed"}
     if release >= "0.5.22":

@@ -62,12 +62,13 @@ def test_what_sglang_itself_undoes_on_one_rank_is_not_kept_by_the_other(found, s
 
 
 @pytest.mark.parametrize("staging", ["none", "host"])
-def test_what_one_rank_refuses_is_written_by_none(found, staging):
-    assert holds(found, staging, "refused") == ["old", "old"]
+@pytest.mark.parametrize("scenario", ["refused", "received"])
+def test_what_one_rank_refuses_or_does_not_receive_is_written_by_none(found, staging, scenario):
+    assert holds(found, staging, scenario) == ["old", "old"]
 
 
 @pytest.mark.parametrize("staging", ["none", "host"])
-@pytest.mark.parametrize("scenario", ["raises", "nan", "reports", "says no", "refused"])
+@pytest.mark.parametrize("scenario", ["raises", "nan", "reports", "says no", "refused", "received"])
 def test_the_first_rank_which_answers_the_client_names_the_other_one(found, staging, scenario):
     row = found[0, staging, scenario]
     assert not row["success"] and "rank 1" in row["message"], row

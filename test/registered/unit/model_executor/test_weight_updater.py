@@ -92,6 +92,26 @@ def test_shared_experts_and_layers_that_are_elsewhere_are_left_alone(updater):
     assert weight_updater.from_tensor(original, updater, tensors) == (True, "done")
 
 
+def test_what_one_rank_did_not_receive_none_loads(updater, monkeypatch):
+    """From 0.5.21 on the rank that fails is not asked to load, and the others would wait for it."""
+    said = []
+    monkeypatch.setattr(weight_updater, "failure_elsewhere", said.append)
+    got = [("a", torch.zeros(1))]
+    assert weight_updater.receiving(lambda _, *, names: got, updater, names=["a"]) is got
+
+    def lost(*_):
+        raise OSError("connection lost")
+
+    with pytest.raises(OSError, match="connection lost"):
+        weight_updater.receiving(lost, updater)
+    assert said == [None, "connection lost"]
+    monkeypatch.setattr(weight_updater, "failure_elsewhere", lambda reason: "rank 1: lost")
+    with pytest.raises(RuntimeError, match="rank 1: lost"):
+        weight_updater.receiving(lambda _: got, updater)
+    plain = SimpleNamespace(get_model=lambda: torch.nn.Linear(1, 1))
+    assert weight_updater.receiving(lambda _: got, plain) is got
+
+
 def test_a_flattened_bucket_is_checked_by_its_metadata(updater):
     part = SimpleNamespace(name=f"{NAME}.0.w1.weight_packed", shape=(1, 2), dtype=torch.uint8)
     success, message = weight_updater.from_tensor(

@@ -85,6 +85,28 @@ def from_tensor(
     return _update(updater, lambda: _in_memory(named_tensors), run)
 
 
+def receiving(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """``receive_weights_from_distributed``: what a rank did not get, none loads.
+
+    SGLang does not call ``load_weights_from_distributed`` on such a rank, and the others would wait for it there.
+
+    Raises:
+        Exception: what was raised here.
+        RuntimeError: another rank received nothing.
+    """
+    if not states_in(updater.get_model()):
+        return original(updater, *args, **kwargs)
+    try:
+        received = original(updater, *args, **kwargs)
+    except Exception as error:
+        failure_elsewhere(str(error))
+        raise
+    elsewhere = failure_elsewhere(None)
+    if elsewhere is not None:
+        raise RuntimeError(elsewhere)
+    return received
+
+
 def from_received(original: Any, updater: Any, named_tensors: Any) -> Any:
     """``load_weights_from_distributed``: the tensors have been received."""
     return _update(
