@@ -34,6 +34,10 @@ def matrix(
     covering: Annotated[
         bool, typer.Option("--covering", help="Only as many cells as every pair of values needs.")
     ] = False,
+    gpt_oss: Annotated[
+        bool,
+        typer.Option("--gpt-oss", help="Only the covering cells of gpt-oss, also before 0.5.17."),
+    ] = False,
     part: Annotated[
         str | None,
         typer.Option(metavar="I/N", help="Only every N-th of the cells, from the I-th on."),
@@ -65,9 +69,11 @@ def matrix(
 
     from sglang_aiter_moe.matrix import cells as matrix_cells
 
-    if full and covering:
-        raise typer.BadParameter("--full and --covering exclude each other")
-    chosen = "full" if full else "covering" if covering else "default"
+    asked = {"full": full, "covering": covering, "gpt-oss": gpt_oss}
+    sets = [name for name, wanted in asked.items() if wanted] or ["default"]
+    if len(sets) > 1:
+        raise typer.BadParameter(" and ".join(f"--{name}" for name in sets) + " exclude each other")
+    chosen = sets[0]
     cells = matrix_cells.SETS[chosen]()
     if part is not None:
         cells = matrix_cells.part(cells, *_part(part))
@@ -83,7 +89,7 @@ def matrix(
             out.print(cell.name, markup=False)
         write_json([cell.name for cell in cells], json_target)
         return
-    results = _run(cells, sglang, release or [], sglang_python, jobs, out)
+    results = _run(cells, sglang, _releases(release or [], gpt_oss), sglang_python, jobs, out)
     if store is not None:
         from sglang_aiter_moe.matrix import stored
 
@@ -92,6 +98,16 @@ def matrix(
     write_json(_report(results), json_target)
     holds = all(one.holds for one in results if one.side.patched)
     raise typer.Exit(0 if holds else 1)
+
+
+def _releases(asked: list[str], gpt_oss: bool) -> list[str]:
+    """With "all" resolved."""
+    from sglang_aiter_moe.matrix.run import RELEASES
+    from sglang_aiter_moe.testing.sglang_environment import GPT_OSS_RELEASES
+
+    if "all" not in asked:
+        return asked
+    return [*(GPT_OSS_RELEASES if gpt_oss else ()), *RELEASES]
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -112,8 +128,6 @@ def _run(
 ) -> list[Results]:
     from sglang_aiter_moe.matrix import run
 
-    if "all" in releases:
-        releases = list(run.RELEASES)
     names = releases or [run.sglang_of(None, python).release]
     sides = [
         run.Side(release, patched)

@@ -56,13 +56,13 @@ def files() -> dict[str, Callable[[], str]]:
 
 
 def _matrix(what: str) -> str:
-    """The matrix's page or picture, from the results in docs/matrix.json and docs/matrix_full.json."""
+    """The matrix's page or picture, from the results in docs/matrix*.json."""
     from sglang_aiter_moe.matrix import picture, report, stored
 
     kept = stored.load(ROOT / "docs" / "matrix.json")
     if what == "svg":
         return picture.svg(kept)
-    return report.markdown(kept, stored.load(ROOT / "docs" / "matrix_full.json"))
+    return report.markdown(kept, *report.further(ROOT / "docs"))
 
 
 def _mutation() -> str:

@@ -274,6 +274,16 @@ def covering(strength: int = 2) -> tuple[Cell, ...]:
     return tuple(cell for cell in full() if cell in kept)
 
 
+@functools.cache
+def gpt_oss() -> tuple[Cell, ...]:
+    """Those of :func:`covering` with gpt-oss's format and activation: what is planned before SGLang 0.5.17."""
+    return tuple(
+        cell
+        for cell in covering()
+        if cell.rows == "interleaved" and cell.activation.startswith("swiglu")
+    )
+
+
 def groups(cell: Cell, strength: int) -> list[tuple]:
     """Every choice of ``strength`` axes with the cell's values."""
     return list(itertools.combinations(zip(AXES, astuple(cell), strict=True), strength))
@@ -288,4 +298,4 @@ def _digest(cell: Cell) -> int:
     return int.from_bytes(hashlib.sha256(cell.name.encode()).digest()[:8])
 
 
-SETS = {"covering": covering, "default": default, "full": full}
+SETS = {"gpt-oss": gpt_oss, "covering": covering, "default": default, "full": full}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +140,9 @@ def _quantisation(rows: str) -> Any:
 def _fused_moe(cell: Cell, hidden: int, inter: int, quant_config: Any) -> torch.nn.Module:
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
+    more = {"gate_up_interleaved": cell.rows == "interleaved"}
+    if "gate_up_interleaved" not in inspect.signature(FusedMoE.__init__).parameters:
+        more = {}  # 0.5.13
     return FusedMoE(
         num_experts=EXPERTS,
         hidden_size=hidden,
@@ -148,7 +153,7 @@ def _fused_moe(cell: Cell, hidden: int, inter: int, quant_config: Any) -> torch.
         quant_config=quant_config,
         prefix=PREFIX,
         with_bias=cell.bias,
-        gate_up_interleaved=cell.rows == "interleaved",
+        **more,
         **ACTIVATIONS[cell.activation].fused_moe,
     )
 
@@ -190,6 +195,25 @@ def call(carrier: Carrier, cell: Cell) -> torch.Tensor:
     return carrier.experts(x.clone(), topk)
 
 
+@contextlib.contextmanager
+def _moe_groups(rank: Rank) -> Iterator[None]:
+    """Stand-ins for the groups that SGLang 0.5.13 asks for sizes and ranks of MoE layers."""
+    from sglang.srt.distributed import parallel_state
+
+    before = parallel_state._MOE_TP, parallel_state._MOE_EP
+    parallel_state._MOE_TP, parallel_state._MOE_EP = (
+        SimpleNamespace(
+            world_size=rank.overrides[f"moe_{kind}_size"],
+            rank_in_group=rank.overrides[f"moe_{kind}_rank"],
+        )
+        for kind in ("tp", "ep")
+    )
+    try:
+        yield
+    finally:
+        parallel_state._MOE_TP, parallel_state._MOE_EP = before
+
+
 class Worker:
     """SGLang in this process, a model worker of one rank.
 
@@ -206,8 +230,12 @@ class Worker:
 
         Not SGLang's ``override``: that one compares with the process groups, and there is one process.
         """
-        from sglang.srt.runtime_context import get_parallel
-
+        try:
+            from sglang.srt.runtime_context import get_parallel
+        except ImportError:  # 0.5.13
+            with _moe_groups(rank):
+                yield
+            return
         parallel = get_parallel()
         before = parallel._overrides
         parallel._overrides = {**before, **rank.overrides}
@@ -251,7 +279,12 @@ class Worker:
             raise UpdateFailed(message)
 
     def _updater(self, carrier: Carrier) -> Any:
-        from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+        try:
+            from sglang.srt.model_executor.model_runner_components.weight_updater import (
+                WeightUpdater,
+            )
+        except ImportError:  # up to 0.5.15
+            return self._runner(carrier)
         from sglang.srt.runtime_context import get_server_args
 
         return WeightUpdater(
@@ -265,6 +298,17 @@ class Worker:
             recapture_cuda_graph=lambda: None,
             get_model_runner=lambda: SimpleNamespace(server_args=get_server_args()),
         )
+
+    def _runner(self, carrier: Carrier) -> Any:
+        """SGLang's ``ModelRunner`` with what its weight updates read, and nothing else."""
+        from sglang.srt.model_executor.model_runner import ModelRunner
+        from sglang.srt.server_args import get_global_server_args
+
+        runner = object.__new__(ModelRunner)
+        runner.model, runner.model_config = carrier, self.model_config
+        runner.device, runner.gpu_id, runner.tp_rank = "cpu", 0, 0
+        runner.server_args = get_global_server_args()
+        return runner
 
     def _from_disk(self, updater: Any, tensors: list) -> tuple[bool, str]:
         from safetensors.torch import save_file

@@ -21,6 +21,8 @@ _BIAS = f"{_OURS}.srt.layers.moe.topk"
 _FLASHINFER = f"{_OURS}.srt.layers.moe.moe_runner.flashinfer_trtllm"
 _UPDATES = f"{_OURS}.srt.model_executor.model_runner_components.weight_updater"
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater"
+_MODEL_RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
+_MIXTURE = "an update that does not fit, or fails half-way, leaves a mixture of weights"
 _EVERYWHERE = frozenset({"aiter", "portable", "inert"})
 
 
@@ -75,16 +77,16 @@ PATCHES: tuple[Patch, ...] = (
             until=until,
             upstream=upstream,
             when_used=True,
-            why="an update that does not fit, or fails half-way, leaves a mixture of weights",
+            why=_MIXTURE,
         )
         for method, function, since, until, upstream in (
-            ("update_weights_from_disk", "from_disk", "0.5.17", None, ""),
-            ("update_weights_from_tensor", "from_tensor", "0.5.17", None, ""),
-            ("update_weights_from_ipc", "from_ipc", "0.5.17", None, ""),
+            ("update_weights_from_disk", "from_disk", "0.5.16", None, ""),
+            ("update_weights_from_tensor", "from_tensor", "0.5.16", None, ""),
+            ("update_weights_from_ipc", "from_ipc", "0.5.16", None, ""),
             (
                 "update_weights_from_distributed",
                 "from_distributed",
-                "0.5.17",
+                "0.5.16",
                 "0.5.20",
                 "received and loaded in two steps",
             ),
@@ -92,6 +94,26 @@ PATCHES: tuple[Patch, ...] = (
             ("load_weights_from_distributed", "from_received", "0.5.21", None, ""),
             ("begin_weight_update", "begin_session", "0.5.21", None, ""),
             ("end_weight_update", "end_session", "0.5.21", None, ""),
+        )
+    ),
+    # The same four before they had a class of their own.
+    *(
+        Patch(
+            name=f"MXFP4 weights in ModelRunner.{method}",
+            target=f"{_MODEL_RUNNER}.{method}",
+            function=f"{_UPDATES}:{function}",
+            since=FIRST_WITH_GPT_OSS,
+            until="0.5.15",
+            upstream="the method moved to model_runner_components/weight_updater.py",
+            when_used=True,
+            plugin_only=True,
+            why=_MIXTURE,
+        )
+        for method, function in (
+            ("update_weights_from_disk", "from_disk"),
+            ("update_weights_from_tensor", "from_tensor"),
+            ("update_weights_from_ipc", "from_ipc"),
+            ("update_weights_from_distributed", "from_distributed"),
         )
     ),
     Patch(

@@ -1,4 +1,4 @@
-"""The covering part of the matrix on two SGLang releases, in shuffled order, against the kept results.
+"""The covering part of the matrix on two SGLang releases, and gpt-oss's on two old ones, against the kept results.
 
 The kept results were made in the cells' own order, so that equal answers also show that no cell leaves anything
 behind. The controls leave patches out, one at a time, and the matrix has to show the cells of each.
@@ -13,7 +13,12 @@ import pytest
 from sglang_aiter_moe.matrix import cells, stored
 from sglang_aiter_moe.matrix.classes import Class
 from sglang_aiter_moe.matrix.run import Side, run, run_without, sglang_of
-from sglang_aiter_moe.testing.matrix_controls import BEHIND, CONTROLS, control_cells
+from sglang_aiter_moe.testing.matrix_controls import (
+    BEHIND,
+    CONTROLS,
+    GPT_OSS_CONTROLS,
+    control_cells,
+)
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=150, suite="base-a-test-cpu")
@@ -54,6 +59,17 @@ def runs():
             names,
             timeout=1800,
         )
+        for release, controls in GPT_OSS_CONTROLS.items():
+            started.start(
+                release,
+                run_without,
+                cells.gpt_oss(),
+                Side(release, True),
+                sglang_of(release),
+                [None, *controls],
+                seed=1,
+                timeout=1800,
+            )
         yield started.futures
 
 
@@ -105,6 +121,29 @@ def test_a_patch_behind_another_shows_when_that_is_left_out_too(runs, name):
     one, both = results[front].classes(), results[f"{front} + {name}"].classes()
     changed = {cell.name for cell in one if both[cell] is not one[cell]}
     assert changed == {cell.name for cell in one if breaks(cell, one[cell])}
+
+
+@pytest.mark.parametrize("release", GPT_OSS_CONTROLS)
+def test_before_0_5_17_each_gpt_oss_cell_is_as_kept_and_right_or_refused(runs, release):
+    results = runs[release].result()[None]
+    assert set(results.classes().values()) == {Class.RIGHT, Class.REFUSED}
+    kept = stored.load(DOCS / "matrix_gpt_oss.json").letters[release]["patched"]
+    ran = [stored.letter(cell, results.outcomes[cell]) for cell in cells.gpt_oss()]
+    assert "".join(ran) == kept
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [(r, name) for r, controls in GPT_OSS_CONTROLS.items() for name in controls],
+)
+def test_before_0_5_17_a_broken_update_serves_a_mixture_without_its_patch(runs, release, name):
+    results = runs[release].result()
+    whole, without = results[None].classes(), results[name].classes()
+    control = GPT_OSS_CONTROLS[release][name]
+    changed = {cell.name for cell in whole if without[cell] is not whole[cell]}
+    mine = {cell.name for cell in whole if control.breaks(cell, whole[cell])}
+    assert mine and changed == mine
+    assert {without[cell] for cell in whole if cell.name in changed} <= control.becomes
 
 
 if __name__ == "__main__":

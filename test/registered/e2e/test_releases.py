@@ -24,6 +24,7 @@ RELEASED = (
     ("SGLANG_AITER_MOE_ENABLE", "0"),
     ("CARRIER_CONTROL", "released"),
 )
+SOURCES = ("disk", "tensor", "ipc", "distributed")
 with_release = pytest.mark.parametrize("release", RELEASES)
 with_gpt_oss = pytest.mark.parametrize("release", (*GPT_OSS_RELEASES, *RELEASES))
 
@@ -212,8 +213,9 @@ def test_every_patch_is_in_force_or_says_why_not(report, release):
         f"published output of FlashInfer's MXFP4 {flashinfers}",
         f"SiTUv2 routing bias of FlashInfer's MXFP4 {flashinfers} in the wider dtype",
     }
-    # Weight updates in sessions, and distributed ones in two steps, came with 0.5.21.
+    # Weight updates in sessions, and distributed ones in two steps, came with 0.5.21; they left ModelRunner in 0.5.16.
     updates = "MXFP4 weights in"
+    expected |= {f"{updates} ModelRunner.update_weights_from_{source}" for source in SOURCES}
     if release < "0.5.21":
         expected |= {"correction bias after end_weight_update", "raw form before a weight update"}
         expected |= {f"{updates} begin_weight_update", f"{updates} end_weight_update"}
@@ -228,7 +230,9 @@ def test_every_patch_is_in_force_or_says_why_not(report, release):
 @pytest.mark.parametrize("release", GPT_OSS_RELEASES)
 def test_before_0_5_17_what_gpt_oss_needs_is_in_force_and_nothing_else(report, release):
     states = {state["name"]: state for state in report(release)["states"]}
+    updates = "MXFP4 weights in" + (" ModelRunner." if release < "0.5.16" else " ")
     assert {name for name, state in states.items() if state["state"] == "in force"} == {
+        *(f"{updates}update_weights_from_{source}" for source in SOURCES),
         "self-check before the first MoE layer",
         "MXFP4 plan and sizes",
         "MXFP4 weight layout",

@@ -11,6 +11,7 @@ from sglang_aiter_moe.matrix.classes import Class
 from sglang_aiter_moe.matrix.one_cell import Outcome
 from sglang_aiter_moe.matrix.run import RELEASES, Results, Side
 from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.sglang_environment import GPT_OSS_RELEASES
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
@@ -22,9 +23,13 @@ def kept():
     return stored.load(DOCS / "matrix.json")
 
 
+@pytest.fixture(scope="module")
+def gpt_oss():
+    return stored.load(DOCS / "matrix_gpt_oss.json")
+
+
 def test_the_page_and_the_picture_are_made_from_the_results(kept):
-    full = stored.load(DOCS / "matrix_full.json")
-    assert (DOCS / "matrix.md").read_text() == report.markdown(kept, full)
+    assert (DOCS / "matrix.md").read_text() == report.markdown(kept, *report.further(DOCS))
     assert (DOCS / "matrix.svg").read_text() == picture.svg(kept)
 
 
@@ -42,6 +47,15 @@ def test_the_two_releases_of_ci_have_every_cell(kept):
     for release in ("0.5.19", "0.5.23"):
         for side, row in kept.letters[release].items():
             assert stored.NOT_RUN not in row, (release, side)
+
+
+@pytest.mark.parametrize("release", GPT_OSS_RELEASES)
+def test_before_0_5_17_every_gpt_oss_cell_is_right_or_refused(gpt_oss, release):
+    assert gpt_oss.cells == "gpt-oss" and tuple(gpt_oss.letters) == GPT_OSS_RELEASES
+    counts = gpt_oss.counts(release, "patched")
+    assert set(counts) == {Class.RIGHT, Class.REFUSED}
+    assert counts.total() == len(cells.gpt_oss()) == 70
+    assert gpt_oss.counts(release, "unpatched")[Class.SILENT_WRONG] > 20
 
 
 def test_what_was_run_of_the_full_set_is_right_or_refused():

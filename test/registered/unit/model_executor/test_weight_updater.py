@@ -68,6 +68,19 @@ def never(*_, **__):
     raise AssertionError("it was called")
 
 
+class Runner:
+    """SGLang's ``ModelRunner`` up to 0.5.15: the model is an attribute."""
+
+    def __init__(self, updater):
+        self.model = updater.whole
+
+
+def test_a_model_runner_is_checked_as_well(updater):
+    unknown = [(f"{NAME}.9.w1.weight_packed", torch.zeros(1, 1, dtype=torch.uint8))]
+    success, message = weight_updater.from_tensor(never, Runner(updater), unknown)
+    assert not success and f"{NAME}.9" in message and updater.unchanged
+
+
 def sent(seed=2, kind="compressed_tensors"):
     experts = make_raw_layer(SPEC, 1, seed=seed).experts
     return list(expert_tensors(experts, kind, NAME).items())

@@ -1,6 +1,7 @@
 """SGLang's weight updates on layers that are laid out: checked first, whole or not at all.
 
-Around the methods of SGLang's ``WeightUpdater``, each of which returns ``(success, message)``. An update
+Around the methods of SGLang's ``WeightUpdater`` (up to 0.5.15: of ``ModelRunner``), each of which returns
+``(success, message)``. An update
 that is refused, or that fails, returns ``False`` with the reason; it does not end the scheduler. What one rank of a
 tensor-parallel group refuses, none of them writes; what fails on one is a failure on all.
 """
@@ -79,7 +80,7 @@ def from_tensor(
     """``update_weights_from_tensor``, also for ``direct``, which goes around the weight loaders."""
 
     def run() -> Any:
-        with _direct(updater.get_model(), named_tensors, load_format):
+        with _direct(_model_of(updater), named_tensors, load_format):
             return original(updater, named_tensors, load_format)
 
     return _update(updater, lambda: _in_memory(named_tensors), run)
@@ -144,8 +145,13 @@ def end_session(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return original(updater, *args, **kwargs)
     finally:
-        Others.of(updater.get_model()).end()
+        Others.of(_model_of(updater)).end()
         mxfp4_reload.end_session()
+
+
+def _model_of(updater: Any) -> torch.nn.Module:
+    """The model that a ``WeightUpdater``, or up to 0.5.15 a ``ModelRunner``, writes."""
+    return updater.get_model() if hasattr(updater, "get_model") else updater.model
 
 
 def states_in(model: torch.nn.Module) -> list[LayerWeights]:
@@ -171,7 +177,7 @@ def _update(
         checked: a result without success is a failure.
         chosen: which of the tensors are read; all by default.
     """
-    model = updater.get_model()
+    model = _model_of(updater)
     states = states_in(model)
     if not states:
         return run()
