@@ -95,7 +95,7 @@ def receiving(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
         Exception: what was raised here.
         RuntimeError: another rank received nothing.
     """
-    if not states_in(updater.get_model()):
+    if not states_in(_model_of(updater)):
         return original(updater, *args, **kwargs)
     try:
         received = original(updater, *args, **kwargs)
