@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -116,6 +117,28 @@ def test_the_first_failure_of_another_rank_is_the_answer(monkeypatch, said, answ
     monkeypatch.setattr(ranks, "_tensor_parallel_group", Group)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     assert ranks.failure_elsewhere(said[1]) == answer
+
+
+@pytest.mark.parametrize(
+    "size, answer", [(2, "rank 1 of the tensor-parallel group: full"), (1, None)]
+)
+def test_sglangs_group_is_the_one_that_is_asked(monkeypatch, size, answer):
+    """Of several ranks; a group of one (pipeline stages without tensor parallelism) has nobody to ask."""
+    group = SimpleNamespace(world_size=size, rank_in_group=0, cpu_group=object())
+    state = ModuleType("sglang.srt.distributed.parallel_state")
+    state.get_tp_group = lambda: group
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    asked = []
+
+    def gather(into, own, group):
+        asked.append(group)
+        into[:] = [own, "full"]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert ranks.failure_elsewhere(None) == answer
+    assert asked == ([group.cpu_group] if size == 2 else [])
 
 
 def test_ranks_without_a_group_say_once_that_they_decide_alone(monkeypatch, caplog):
