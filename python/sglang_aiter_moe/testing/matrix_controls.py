@@ -165,13 +165,21 @@ BEHIND: dict[str, tuple[str, Callable[[Cell, Class], bool]]] = {
     "MXFP4 activation": ("MXFP4 call", _left_to_the_runner),
 }
 
-#: The gpt-oss cells in releases before 0.5.17: what each patch that comes after the call is for there.
+
+def _right_after(change: str) -> Callable[[Cell, Class], bool]:
+    return lambda cell, whole: whole is Class.RIGHT and cell.change.endswith(change)
+
+
+#: The gpt-oss cells in two releases before 0.5.17, whose updates are in two places. Without the second the next call
+#: is refused, as SGLang lays nothing out again there.
 GPT_OSS_CONTROLS: dict[str, dict[str, Control]] = {
     release: {
-        f"MXFP4 weights in {place}update_weights_from_{source}": Control(
-            _changed_by(f"broken update from {source}{plural}"), frozenset({Class.SILENT_WRONG})
-        )
-        for source, plural in (("disk", ""), ("tensor", "s"))
+        f"MXFP4 weights in {place}update_weights_from_disk": Control(
+            _changed_by("broken update from disk"), frozenset({Class.SILENT_WRONG})
+        ),
+        f"MXFP4 weights in {place}update_weights_from_tensor": Control(
+            _right_after("update from tensors"), frozenset({Class.REFUSED})
+        ),
     }
     for release, place in (("0.5.13", "ModelRunner."), ("0.5.16", ""))
 }

@@ -21,7 +21,7 @@ from sglang_aiter_moe.testing.matrix_controls import (
 )
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=150, suite="base-a-test-cpu")
+register_cpu_ci(est_time=210, suite="base-a-test-cpu")
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
 
@@ -136,7 +136,7 @@ def test_before_0_5_17_each_gpt_oss_cell_is_as_kept_and_right_or_refused(runs, r
     ("release", "name"),
     [(r, name) for r, controls in GPT_OSS_CONTROLS.items() for name in controls],
 )
-def test_before_0_5_17_a_broken_update_serves_a_mixture_without_its_patch(runs, release, name):
+def test_before_0_5_17_updates_need_their_patch(runs, release, name):
     results = runs[release].result()
     whole, without = results[None].classes(), results[name].classes()
     control = GPT_OSS_CONTROLS[release][name]
