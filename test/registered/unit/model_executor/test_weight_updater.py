@@ -321,6 +321,37 @@ def test_a_session_is_opened_and_closed(updater):
     assert same(packed_bytes(updater.experts), packed_bytes(loaded_layer(PLAN, new)))
 
 
+def test_a_step_that_fails_undoes_the_steps_before_it(updater, monkeypatch):
+    monkeypatch.setenv(mxfp4_reload.STAGING, "host")
+    new = random_raw(SPEC, 2)
+    weight_updater.begin_session(lambda _: mxfp4.restore_raw(updater.experts), updater)
+
+    def first(*_):
+        load(updater.experts, {"w13_weight": new["w13_weight"]})
+        return True, "done"
+
+    def second(*_):
+        load(updater.experts, {"w2_weight": new["w2_weight"]})
+        raise OSError("connection lost")
+
+    assert weight_updater.from_tensor(first, updater, []) == (True, "done")
+    success, message = weight_updater.from_tensor(second, updater, [])
+    assert not success and "connection lost" in message
+    weight_updater.end_session(lambda _: mxfp4.prepare_weights(updater.experts, PLAN), updater)
+    assert updater.unchanged
+
+
+def test_the_other_ranks_hear_whether_an_update_was_refused(updater, monkeypatch):
+    told = []
+    monkeypatch.setattr(weight_updater, "failure_elsewhere", told.append)
+    assert weight_updater.from_tensor(lambda *_: (True, "done"), updater, [])[0]
+    assert told == [None, None]  # before the first write, and before it is packed
+    told.clear()
+    unknown = [(f"{NAME}.9.w1.weight_packed", torch.zeros(1, 1, dtype=torch.uint8))]
+    assert not weight_updater.from_tensor(never, updater, unknown)[0]
+    assert len(told) == 1 and f"{NAME}.9" in told[0]
+
+
 @pytest.mark.parametrize("path", ["", "not_there"])
 def test_what_is_not_on_this_disk_yet_is_left_to_sglang(tmp_path, path):
     """An empty directory or none: a name on a hub, or files in another format."""
