@@ -32,7 +32,7 @@ def found(tmp_path_factory):
     ]
     rows = {}
     for rank, child in enumerate(children):
-        stdout, stderr = child.communicate(timeout=120)
+        stdout, stderr = child.communicate(timeout=300)
         assert child.returncode == 0, stderr[-3000:]
         for line in stdout.splitlines():
             row = json.loads(line)
