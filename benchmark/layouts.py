@@ -5,7 +5,8 @@
 Each round runs the plain form, ``pack`` into a new tensor, into a given one and in place, ``touch``, which only
 writes new memory once (page faults, which every form that returns a new tensor pays), and ``plain_given``, the plain
 permutation copied into a given tensor, one after another on the same bytes; a figure is the median over the rounds, a
-ratio that of the medians. Peak memory is the growth of the process's resident set over one call (Linux), beside what the call returns.
+ratio that of the medians. Peak memory is the growth of the process's
+resident set over one call (Linux), beside what the call returns.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def matrix(
 ) -> None:
     """Count what is right, refused, silently wrong or crashed, in SGLang alone and with the patch set.
 
-    Exits with 0 when, with the patch set, every cell is right or refused at load.
+    Exits with 0 when, with the patch set, every cell is right or refused in time.
     """
     from fnmatch import fnmatchcase
 

@@ -70,8 +70,8 @@ KINDS = (
     ),
     Kind(
         "laid out twice",
-        "weights are laid out again by a second post-processing or an update",
-        "sglang#28963, sglang#21825",
+        "weights are laid out again by a second post-processing, called directly",
+        "sglang#28963",
         lambda cell, outcome: cell.change in ("process again", "update from disk"),
     ),
     Kind(

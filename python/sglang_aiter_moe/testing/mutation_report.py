@@ -35,7 +35,8 @@ the same source.
 {command}
 ```
 
-A run goes on where the last one ended. A module whose source has changed since is run anew.
+A run goes on where the last one ended. A module whose source has changed since is run anew. Since the runs kept here
+`contract/scale_layouts.py` and `weight_updater.py` have changed: their rows are of the source before.
 """
 
 

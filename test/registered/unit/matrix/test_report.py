@@ -87,7 +87,7 @@ def test_the_readme_states_the_stored_numbers(kept):
     alone = kept.counts("0.5.23", "unpatched")[Class.SILENT_WRONG]
     patched = kept.counts("0.5.23", "patched")[Class.SILENT_WRONG]
     assert f"**{alone} of {len(kept.names)}**" in readme
-    assert f"**{patched}**" in readme
+    assert f"with the plugin\n**{patched}**: " in readme
 
 
 def some_results(side, outcome):

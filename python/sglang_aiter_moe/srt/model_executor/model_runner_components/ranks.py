@@ -48,7 +48,11 @@ def _tensor_parallel_group() -> Any:
     state = sys.modules.get("sglang.srt.distributed.parallel_state")
     try:
         group = state.get_tp_group() if state is not None else None
-    except (AssertionError, AttributeError, ValueError):  # not initialised, in whichever way a release says so
+    except (
+        AssertionError,
+        AttributeError,
+        ValueError,
+    ):  # not initialised, in whichever way a release says so
         group = None
     if group is None or group.cpu_group is None:
         _say_alone()
