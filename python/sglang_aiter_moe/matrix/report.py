@@ -54,10 +54,8 @@ _LIMITS = """\
 - One rank at a time: nothing is communicated, and each rank's part is compared with its share of the oracle.
 - AITER's rules are those of `docs/contract.md`; none was run on hardware here. ROCm is pretended: SGLang's own
   statements for its module constants are executed with `is_hip()` true.
-- Of SGLang 0.5.23's 498 silently wrong cells 291 are SiLU and GELU layers, which no checkpoint named here has; Kimi
-  K3's form (SiTUv2, halves) has 46 of 176, gpt-oss's (SwiGLU with limit 7, interleaved) 4 of 82, all after a change.
-- SwiGLU without a stated limit counts as right with AITER's built-in 7, which is gpt-oss's: 97 of the plugin's right
-  cells in 0.5.23, 61 of SGLang's alone. SGLang's Triton path refuses such a layer.
+- SwiGLU without a stated limit counts as right with AITER's built-in 7, which is gpt-oss's; how many cells that are,
+  the table by layer says. SGLang's Triton path refuses such a layer.
 - The oracle and `portable` share the activation's and the formats' functions; a mistake in those shows in no cell. They
   are held to golden vectors and to executed AITER kernels (`test/golden`).
 - CI runs the covering cells of 0.5.23 and 0.5.19 anew, and gpt-oss's cells of 0.5.13 and 0.5.16 with the plugin; the
@@ -95,6 +93,11 @@ def markdown(stored: Stored, gpt_oss: Stored, full: Stored) -> str:
         parts.append(_counts(stored, list(stored.letters), everywhere))
     parts.append(_of_gpt_oss(gpt_oss))
     parts.append(_of_the_full_set(full))
+    parts.append(
+        f"\n## By layer\n\nOf the {len(stored.names)} cells in {whole[-1]}. Kimi K3's form is SiTUv2 in halves, "
+        "gpt-oss's SwiGLU (limit 7) interleaved.\n"
+    )
+    parts.append(_by_layer(stored, whole[-1]))
     parts.append("\n## Silent failures of SGLang alone, by kind\n")
     parts.append(
         "The kind says what differed between what SGLang packed or sent and what AITER's kernel read. Public: where it "
@@ -127,6 +130,31 @@ def _counts(stored: Stored, releases: list[str], only: list[int] | None) -> str:
                 counts[Class.CRASHED],
             ]
             lines.append(f"| {release} | {title} | " + " | ".join(map(str, numbers)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _by_layer(stored: Stored, release: str) -> str:
+    lines = [
+        "| activation | w13's rows | cells | alone: right | alone: silently wrong | plugin: right | plugin: refused |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for activation in matrix_cells.ACTIVATIONS:
+        for rows in matrix_cells.ROWS:
+            only = stored.positions(
+                lambda c, a=activation, r=rows: (c.activation, c.rows) == (a, r)
+            )
+            if not only:
+                continue
+            alone = stored.counts(release, "unpatched", only)
+            plugin = stored.counts(release, "patched", only)
+            numbers = [
+                len(only),
+                alone[Class.RIGHT],
+                alone[Class.SILENT_WRONG],
+                plugin[Class.RIGHT],
+                plugin[Class.REFUSED],
+            ]
+            lines.append(f"| {activation} | {rows} | " + " | ".join(map(str, numbers)) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,10 @@ class Stored:
     @property
     def names(self) -> list[str]:
         return [cell.name for cell in SETS[self.cells]()]
+
+    def positions(self, wanted: Callable[[Cell], bool]) -> list[int]:
+        """Of the cells that are asked for."""
+        return [index for index, cell in enumerate(SETS[self.cells]()) if wanted(cell)]
 
     def row(self, release: str, side: str, only: Collection[int] | None = None) -> str:
         """The letters of the cells that were run; ``only``: of these positions."""

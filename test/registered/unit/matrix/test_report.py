@@ -87,7 +87,23 @@ def test_the_readme_states_the_stored_numbers(kept):
     alone = kept.counts("0.5.23", "unpatched")[Class.SILENT_WRONG]
     patched = kept.counts("0.5.23", "patched")[Class.SILENT_WRONG]
     assert f"**{alone} of {len(kept.names)}**" in readme
-    assert f"with the plugin\n**{patched}**: " in readme
+    counts = kept.counts("0.5.23", "patched")
+    right, refused = counts[Class.RIGHT], counts[Class.REFUSED]
+    assert f"with the plugin\n**{patched}**: {right} are right, {refused} refused" in readme
+
+    def alone_of(wanted):
+        only = kept.positions(wanted)
+        return kept.counts("0.5.23", "unpatched", only)[Class.SILENT_WRONG], len(only)
+
+    others, _ = alone_of(lambda cell: cell.activation.startswith(("silu", "gelu")))
+    k3 = "{} of {}".format(*alone_of(lambda c: (c.activation, c.rows) == ("situv2", "halves")))
+    oss = "{} of {}".format(
+        *alone_of(lambda c: (c.activation, c.rows) == ("swiglu", "interleaved"))
+    )
+    assert (
+        f"({others} of them SiLU and GELU layers; of Kimi K3's own combinations {k3}, of gpt-oss's {oss})"
+        in readme
+    )
 
 
 def some_results(side, outcome):

@@ -48,11 +48,7 @@ def _tensor_parallel_group() -> Any:
     state = sys.modules.get("sglang.srt.distributed.parallel_state")
     try:
         group = state.get_tp_group() if state is not None else None
-    except (
-        AssertionError,
-        AttributeError,
-        ValueError,
-    ):  # not initialised, in whichever way a release says so
+    except (AssertionError, AttributeError, ValueError):  # how releases say that there is none
         group = None
     if group is None or group.cpu_group is None:
         _say_alone()

@@ -1,9 +1,9 @@
 """SGLang's weight updates on layers that are laid out: checked first, whole or not at all.
 
 Around the methods of SGLang's ``WeightUpdater`` (up to 0.5.15: of ``ModelRunner``), each of which returns
-``(success, message)``. An update
-that is refused, or that fails, returns ``False`` with the reason; it does not end the scheduler. What one rank of a
-tensor-parallel group refuses, none of them writes; what fails on one is a failure on all.
+``(success, message)``. An update that is refused, or that fails, returns ``False`` with the reason; it does not end
+the scheduler. What one rank of a tensor-parallel group refuses, none of them writes; what fails on one is a failure
+on all.
 """
 
 from __future__ import annotations
