@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 
 import pytest
 
+from sglang_aiter_moe.testing import interpreted
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.triton_cases import CASES
 
@@ -22,17 +20,7 @@ LIMIT = {"A16W4": 4e-3, "A8W4": 6e-3, "A4W4": 1.5e-2}
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    child = subprocess.run(
-        [sys.executable, "-m", "sglang_aiter_moe.testing.triton_cases"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    rows = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
-    return {row["case"]: row for row in rows}
+    return interpreted.rows("triton_cases", timeout=500)
 
 
 @pytest.mark.parametrize("name", [*CASES, "form-tokens", "form-list"])

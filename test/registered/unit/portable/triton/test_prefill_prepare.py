@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 
 import pytest
 
+from sglang_aiter_moe.testing import interpreted
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=8, suite="base-a-test-cpu")
@@ -20,15 +18,7 @@ CASES = ("random", "one-expert", "holes", "mask", "local-tokens")
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
-    child = subprocess.run(
-        [sys.executable, "-m", "sglang_aiter_moe.testing.prefill_prepare_cases"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    return {row["case"]: row for row in map(json.loads, child.stdout.splitlines())}
+    return interpreted.rows("prefill_prepare_cases")
 
 
 @pytest.mark.parametrize("name", CASES)
