@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -80,15 +81,25 @@ def mutants(source: str) -> list[Mutant]:
     return sorted(found, key=lambda mutant: mutant.line)
 
 
-def sample(found: list[Mutant], count: int, salt: str = "") -> list[Mutant]:
-    """``count`` of them, always the same ones: those whose text has the smallest hash."""
+def sample(found: list[Mutant], count: int, salt: str = "", *, apart: bool = False) -> list[Mutant]:
+    """``count`` of them, always the same ones: those whose text has the smallest hash.
 
-    def digest(mutant: Mutant) -> str:
+    Args:
+        found: a module's mutants.
+        count: how many.
+        salt: any text; another sample for another one.
+        apart: each of several equal changes (``1 -> 2`` on many lines) is drawn for itself; else they come together.
+    """
+    seen: Counter[str] = Counter()
+    digests = {}
+    for mutant in sorted(found, key=lambda mutant: mutant.line):
         # Without the line, so that edits elsewhere in the file keep the choice.
         text = f"{salt}{mutant.operator}{mutant.before}{mutant.after}"
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    return sorted(sorted(found, key=digest)[:count], key=lambda mutant: mutant.line)
+        seen[text] += 1
+        if apart:
+            text += str(seen[text])
+        digests[mutant] = hashlib.sha256(text.encode()).hexdigest()
+    return sorted(sorted(digests, key=digests.__getitem__)[:count], key=lambda mutant: mutant.line)
 
 
 def _short(node: ast.AST) -> str:

@@ -3,7 +3,9 @@
 ``python -m sglang_aiter_moe.testing.mutation_run RESULTS [--share S] [--minutes M] [--only GLOB]``, from the
 checkout's root. Results are kept in RESULTS (docs/mutation.json) and gone on with; a mutant is always the same one for
 the same source. Each runs in a fork of a process that has torch and pytest loaded already, so that a mutant costs its
-tests alone.
+tests alone. Python processes that the tests start import the mutant too.
+
+A draw (``--draw``) is a sample whose first verdicts count: what its modules became later changes nothing in it.
 """
 
 from __future__ import annotations
@@ -76,7 +78,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "srt/layers/moe/topk.py": _BIAS,
     "srt/layers/quantization/mxfp4.py": (*_LAYOUT, f"{_MX}situ_output.py"),
     "srt/layers/quantization/mxfp4_checkpoint.py": _LAYOUT,
-    "srt/layers/quantization/mxfp4_layer_weights.py": (f"{_MX}reload.py", f"{_MX}watch.py"),
+    "srt/layers/quantization/mxfp4_layer_weights.py": (
+        f"{_MX}reload.py",
+        f"{_MX}watch.py",
+        "model_executor/test_weight_updater.py",
+    ),
     "srt/layers/quantization/mxfp4_packed.py": (f"{_MX}packed.py",),
     "srt/layers/quantization/mxfp4_progress.py": (f"{_MX}progress.py",),
     "srt/layers/quantization/mxfp4_raw_form.py": (f"{_MX}reload.py", f"{_MX}packed.py"),
@@ -88,7 +94,11 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_MX}reload.py",
         "model_executor/test_weight_updater.py",
     ),
-    "srt/layers/quantization/mxfp4_watch.py": (f"{_MX}watch.py", f"{_MX}reload.py"),
+    "srt/layers/quantization/mxfp4_watch.py": (
+        f"{_MX}watch.py",
+        f"{_MX}reload.py",
+        "model_executor/test_weight_updater.py",
+    ),
     "srt/layers/zero_copy_context.py": _RUNNER,
     "srt/model_executor/model_runner_components/ranks.py": (
         "model_executor/test_weight_updater.py",
@@ -112,11 +122,31 @@ ELSEWHERE = {
 }
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+#: What a Python process that a test starts runs first (the module ``site`` imports it).
+_IN_CHILDREN = """
+import sys
+from pathlib import Path
+from sglang_aiter_moe.testing.mutation_run import Finder
+sys.meta_path.insert(0, Finder({module!r}, Path({file!r}), {source!r}))
+"""
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports one module from a changed source."""
 
     def __init__(self, module: str, file: Path, source: str) -> None:
         self.module, self.file, self.source = module, file, source
+
+    def in_children_too(self, folder: str) -> None:
+        """Python processes that this one starts import the changed source as well.
+
+        Args:
+            folder: an empty one, which has to outlive them.
+        """
+        code = _IN_CHILDREN.format(module=self.module, file=str(self.file), source=self.source)
+        Path(folder, "sitecustomize.py").write_text(code)
+        paths = (folder, str(PACKAGE.parent), os.environ.get("PYTHONPATH"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != self.module:
@@ -141,23 +171,26 @@ def passes(name: str, source: str | None, tests: Sequence[str], limit: float) ->
             (a busy machine), for one that waits for ever.
     """
     start = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        _become_test_run(name, source, tests, limit)
-    while True:
-        done, status, used = os.wait4(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            found = {0: "survived", -signal.SIGXCPU: "timeout"}.get(code, "killed")
-            return found, used.ru_utime + used.ru_stime
-        if time.monotonic() - start > 20 * limit:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return "timeout", limit
-        time.sleep(0.02)
+    with tempfile.TemporaryDirectory() as folder:
+        child = os.fork()
+        if child == 0:
+            _become_test_run(name, source, tests, limit, folder)
+        while True:
+            done, status, used = os.wait4(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                found = {0: "survived", -signal.SIGXCPU: "timeout"}.get(code, "killed")
+                return found, used.ru_utime + used.ru_stime
+            if time.monotonic() - start > 20 * limit:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return "timeout", limit
+            time.sleep(0.02)
 
 
-def _become_test_run(name: str, source: str | None, tests: Sequence[str], limit: float) -> None:
+def _become_test_run(
+    name: str, source: str | None, tests: Sequence[str], limit: float, folder: str
+) -> None:
     """In the fork: never returns."""
     code = 70
     try:
@@ -168,7 +201,9 @@ def _become_test_run(name: str, source: str | None, tests: Sequence[str], limit:
         os.dup2(null, 2)
         if source is not None:
             module = "sglang_aiter_moe." + name.removesuffix(".py").replace("/", ".")
-            sys.meta_path.insert(0, _Finder(module, PACKAGE / name, source))
+            finder = Finder(module, PACKAGE / name, source)
+            finder.in_children_too(folder)
+            sys.meta_path.insert(0, finder)
         import pytest
 
         files = [UNIT + test for test in tests]
@@ -196,7 +231,13 @@ def distinct(name: str) -> list[Mutant]:
 
 
 def chosen(
-    name: str, share: float, draw: str = "", least: int = 3, known: Collection[str] = ()
+    name: str,
+    share: float,
+    draw: str = "",
+    least: int = 3,
+    known: Collection[str] = (),
+    *,
+    apart: bool = False,
 ) -> list[Mutant]:
     """The sample of a module: this share of its mutants, and ``least`` of them at least.
 
@@ -206,18 +247,33 @@ def chosen(
         draw: any text; another sample for another one.
         least: how many at least, where there are so many.
         known: names of mutants that are not drawn.
+        apart: see ``sample``.
     """
     found = distinct(name)
     count = max(least, round(share * len(found)))
-    return sample([mutant for mutant in found if mutant.name not in known], count, draw + name)
+    rest = [mutant for mutant in found if mutant.name not in known]
+    return sample(rest, count, draw + name, apart=apart)
 
 
-def beside(results: dict[str, Any], name: str, source: str) -> Collection[str]:
-    """The names of a module's mutants that other results have; a ValueError if they are of another source."""
-    entry = results.get(name, {"source": source, "ran": {}})
-    if entry["source"] != source:
-        raise ValueError(f"the other results of {name} are of another source: run them first")
-    return entry["ran"].keys()
+def without_line(change: str) -> str:
+    """A mutant's name without the number of its line, which edits elsewhere move."""
+    return change.partition(": ")[2]
+
+
+def beside(others: Sequence[dict[str, Any]], name: str, source: str) -> set[str]:
+    """The names of a module's mutants that other results have.
+
+    Of results of another source: every mutant with the text of one of theirs, on whichever line.
+
+    Args:
+        others: each as a run keeps it.
+        name: of the module.
+        source: of the module, as :func:`sources` says it.
+    """
+    entries = [results[name] for results in others if name in results]
+    exact = {change for e in entries if e["source"] == source for change in e["ran"]}
+    moved = {without_line(c) for e in entries if e["source"] != source for c in e["ran"]}
+    return exact | {m.name for m in distinct(name) if without_line(m.name) in moved}
 
 
 def sources(names: Sequence[str]) -> dict[str, str]:
@@ -235,7 +291,12 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="glob of modules")
     parser.add_argument("--draw", default="", help="any text: another sample")
     parser.add_argument("--least", type=int, default=3, help="so many of each module at least")
-    parser.add_argument("--beside", type=Path, help="other results: none of their mutants")
+    parser.add_argument(
+        "--beside", type=Path, nargs="+", default=[], help="other results: none of their mutants"
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="draw equal changes on several lines one by one"
+    )
     parser.add_argument("--survivors", action="store_true", help="run those again")
     parser.add_argument(
         "--again",
@@ -249,7 +310,7 @@ def main() -> None:
     preload()
     names = [name for name in TESTS if fnmatch(name, options.only)]
     hashes = sources(names)
-    others = json.loads(options.beside.read_text()) if options.beside else {}
+    others = [json.loads(file.read_text()) for file in options.beside]
     drawn = {
         name: chosen(
             name,
@@ -257,6 +318,7 @@ def main() -> None:
             options.draw,
             options.least,
             beside(others, name, hashes[name]),
+            apart=options.apart,
         )
         for name in names
     }
@@ -264,6 +326,10 @@ def main() -> None:
     for name in names:
         entry = results.get(name, {})
         if entry.get("source") != hashes[name]:
+            if entry and options.draw:
+                print(f"{name}: another source since it was drawn; its first verdicts stay")
+                drawn[name] = []
+                continue
             entry = {"source": hashes[name], "mutants": 0, "ran": {}}
         results[name] = entry
         entry["mutants"] = len(distinct(name))
@@ -272,7 +338,7 @@ def main() -> None:
         kept = entry["ran"]
         todo = [mutant for mutant in drawn[name] if mutant.name not in kept]
         if options.again:
-            todo = [mutant for mutant in drawn[name] if kept.get(mutant.name) == "survived"]
+            todo = [mutant for mutant in distinct(name) if kept.get(mutant.name) == "survived"]
             if todo:
                 kept = entry.setdefault("again", {})
                 todo = [m for m in todo if kept.get(m.name, "survived") == "survived"]

@@ -18,6 +18,7 @@ from sglang_aiter_moe.testing.mutation_run import (
     chosen,
     distinct,
     sources,
+    without_line,
 )
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -110,9 +111,31 @@ def test_another_draw_beside_the_first_has_none_of_its_mutants():
     assert len(chosen(name, 0.0)) == 3 and len(chosen(name, 0.0, "other", 2, first)) == 2
     (source,) = sources([name]).values()
     results = {name: {"source": source, "ran": dict.fromkeys(first, "killed")}}
-    assert set(beside(results, name, source)) == first and not beside({}, name, source)
-    with pytest.raises(ValueError, match="another source"):
-        beside(results, name, "of an edited file")
+    assert beside([results], name, source) == first and not beside([{}], name, source)
+    assert beside([{}, results, results], name, source) == first
+
+
+def test_mutants_of_an_edited_file_are_known_by_their_text():
+    name = "contract/modes.py"
+    one = distinct(name)[3]
+    (source,) = sources([name]).values()
+    moved = {
+        name: {"source": "of before", "ran": {"line 999: " + without_line(one.name): "killed"}}
+    }
+    known = beside([moved], name, source)
+    assert one.name in known
+    assert {without_line(found) for found in known} == {without_line(one.name)}
+
+
+def test_equal_changes_are_drawn_together_or_one_by_one():
+    found = mutants("\n".join(["x = a + 1", "y = b and c"] * 20))
+    ones = [m for m in found if m.operator == "constant"]
+    assert len(ones) == 20 and len({m.name.partition(": ")[2] for m in ones}) == 1
+    counts = [len({*sample(found, 20, str(salt))} & {*ones}) for salt in range(20)]
+    assert set(counts) == {0, 20}, "all or none"
+    counts = [len({*sample(found, 20, str(salt), apart=True)} & {*ones}) for salt in range(20)]
+    assert min(counts) > 0 and max(counts) < 20
+    assert sample(found, 20, apart=True) == sample(found[::-1], 20, apart=True)
 
 
 def test_every_module_has_tests_or_a_reason():
@@ -128,7 +151,8 @@ def test_every_module_has_tests_or_a_reason():
 
 
 CHECK = """
-from sglang_aiter_moe.testing.mutation_run import PACKAGE, passes
+import os, sys
+from sglang_aiter_moe.testing.mutation_run import PACKAGE, UNIT, passes
 name, tests = "contract/padding.py", ("contract/test_padding.py",)
 source = (PACKAGE / name).read_text()
 broken = source.replace("KERNEL_MULTIPLE = 128", "KERNEL_MULTIPLE = 64")
@@ -136,14 +160,26 @@ assert broken != source
 print(*(passes(name, text, tests, 100)[0] for text in (None, source, broken)))
 print(passes(name, "while True: pass", tests, 2)[0])
 print(passes(name, "import time; time.sleep(1000)", tests, 0.1)[0])
+in_child = (os.path.relpath(sys.argv[1], UNIT),)
+print(*(passes(name, text, in_child, 100)[0] for text in (source, broken)))
+"""
+IN_CHILD = """
+import subprocess, sys
+
+def test_what_a_process_that_it_starts_has():
+    code = "from sglang_aiter_moe.contract.padding import KERNEL_MULTIPLE as m; sys.exit(m != 128)"
+    assert not subprocess.run([sys.executable, "-c", "import sys; " + code]).returncode
 """
 
 
-def test_a_run_tells_a_guarded_change_from_none():
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["survived", "survived", "killed", "timeout", "timeout"]
+def test_a_run_tells_a_guarded_change_from_none(tmp_path):
+    in_child = tmp_path / "test_in_child.py"
+    in_child.write_text(IN_CHILD)
+    command = [sys.executable, "-c", CHECK, str(in_child)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    here, child = done.stdout.split()[:5], done.stdout.split()[5:]
+    assert here == ["survived", "survived", "killed", "timeout", "timeout"]
+    assert child == ["survived", "killed"]
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ def test_every_module_was_run(kept):
 
 
 def test_every_survivor_is_explained_and_nothing_else(kept):
-    results, reasons, second = kept
-    later = mutation_report.after(second)
-    found = [s for r in (results, later) for s in mutation_report.survivors(r, reasons)]
+    results, reasons, draws = kept
+    later = [results, *map(mutation_report.after, draws.values())]
+    found = [s for r in later for s in mutation_report.survivors(r, reasons)]
     assert [one for one in found if not one.reason] == []
     survived = {(one.module, mutation_report.without_line(one.change)) for one in found}
     assert {(module, change) for module in reasons for change in reasons[module]} == survived
@@ -44,6 +44,18 @@ def test_nine_of_ten_are_killed(kept, package):
     found = mutation_report.survivors(results, reasons)
     _, run, killed, _ = mutation_report.counts(results, found, package)
     assert run >= 90 and killed >= 0.9 * run
+
+
+def test_every_draw_that_is_kept_is_on_the_page(kept):
+    """None is left out because of what it gave."""
+    _, _, draws = kept
+    files = {file.stem.removeprefix("mutation_") for file in DOCS.glob("mutation_*.json")}
+    assert files - {"survivors"} == set(draws)
+    page = (DOCS / "mutation.md").read_text()
+    for name, drawn in draws.items():
+        ran = [v for m, e in drawn.items() if m.startswith("srt/") for v in e["ran"].values()]
+        killed = sum(verdict != "survived" for verdict in ran)
+        assert f"| {name} | `srt/` | {len(ran)} | {killed} | **{killed / len(ran):.1%} (" in page
 
 
 def test_counts_and_reasons():
@@ -67,17 +79,19 @@ def test_counts_and_reasons():
     assert "equivalent: the same number" in page and "not looked into" in page
 
 
-def test_another_sample_keeps_its_first_verdicts():
+def test_a_draw_keeps_its_first_verdicts():
     first = {"srt/a.py": {"mutants": 9, "ran": {"line 1: x": "killed", "line 2: y": "survived"}}}
     ran = {"line 1: x": "killed", "line 3: v": "killed", "line 4: w": "survived"}
     second = {"srt/a.py": {"mutants": 9, "ran": ran | {"line 5: z": "survived"}}}
-    page = mutation_report.markdown(first, {}, second)
-    assert "| `srt/` | 4 | 2 | **50.0% (" in page and "| 1 of 3, 33.3% | none written |" in page
+    page = mutation_report.markdown(first, {}, {"second": second})
+    assert "| second | `srt/` | 4 | 2 | **50.0% (" in page
+    assert "| 1 of 3, 33.3% | none written |" in page
     second["srt/a.py"]["again"] = {"line 4: w": "killed", "line 5: z": "survived"}
-    page = mutation_report.markdown(first, {"srt/a.py": {"z": "no GPU"}}, second)
-    assert "| `srt/` | 4 | 2 | **50.0% (" in page and "| 1 of 3, 33.3% | 3, 75.0% |" in page
+    page = mutation_report.markdown(first, {"srt/a.py": {"z": "no GPU"}}, {"second": second})
+    assert "| second | `srt/` | 4 | 2 | **50.0% (" in page
+    assert "| 1 of 3, 33.3% | 3, 75.0% |" in page
     assert "but since tests were written for them (1):\n\n- `srt/a.py` line 4: `w`\n" in page
-    assert "Not killed (1):\n\n- `srt/a.py` line 5: `z`\n  no GPU" in page
+    assert "Others (1):\n\n- `srt/a.py` line 5: `z`\n  no GPU" in page
 
 
 if __name__ == "__main__":
