@@ -19,6 +19,50 @@ def capture() -> Iterator[None]:
         yield
 
 
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU, where there is none."""
+
+    is_cuda = True
+
+
+class FakeGpu:
+    """Stands for the CUDA runtime: whether a capture runs, and which streams are entered.
+
+    Attributes:
+        capturing: what ``torch.cuda.is_current_stream_capturing`` says.
+        streams: devices of the streams that have been entered.
+    """
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.streams: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def stream(self, device: torch.device) -> Iterator[None]:
+        self.streams.append(device)
+        yield
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        self.capturing = True
+        try:
+            yield
+        finally:
+            self.capturing = False
+
+
+@contextlib.contextmanager
+def gpu() -> Iterator[FakeGpu]:
+    """For the block, what torch says of the GPU is what the yielded object says."""
+    fake = FakeGpu()
+    with (
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing),
+        mock.patch.object(torch.cuda, "Stream", lambda device: device),
+        mock.patch.object(torch.cuda, "stream", fake.stream),
+    ):
+        yield fake
+
+
 def make(
     values: Sequence[float],
     dtype: torch.dtype,

@@ -14,60 +14,35 @@ from sglang_aiter_moe.srt.layers import zero_copy_context
 from sglang_aiter_moe.srt.layers.moe.moe_runner import aiter as runner
 from sglang_aiter_moe.srt.layers.moe.moe_runner import call_arguments, dispatch
 from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import (
-    AiterMoeQuantInfo,
     AiterQuantType,
     AiterRunnerCore,
-    AiterRunnerInput,
     compute,
 )
 from sglang_aiter_moe.srt.layers.moe.moe_runner.base import MoeRunnerConfig
 from sglang_aiter_moe.testing import fake_aiter
 from sglang_aiter_moe.testing.fake_aiter import ActivationType, QuantType
 from sglang_aiter_moe.testing.registration import register_amd_ci, register_cpu_ci
+from sglang_aiter_moe.testing.runner_inputs import (
+    EXPERTS,
+    HIDDEN,
+    INTER,
+    TOKENS,
+    TOPK,
+    buffer,
+    make_info,
+    make_input,
+    make_plan,
+    run,
+)
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 register_amd_ci(est_time=20, stage="stage-b", runner_config="1-gpu-small-amd")
-
-EXPERTS, HIDDEN, INTER, TOKENS, TOPK = 4, 256, 128, 3, 2
 
 
 @pytest.fixture
 def aiter():
     with fake_aiter.installed() as fake:
         yield fake
-
-
-def make_input(tokens=TOKENS, quant_type=AiterQuantType.PER_1X32, **fields):
-    values = {
-        "hidden_states": torch.arange(tokens * HIDDEN, dtype=torch.float32)
-        .view(tokens, HIDDEN)
-        .bfloat16(),
-        "topk_ids": torch.zeros(tokens, TOPK, dtype=torch.int32),
-        "topk_weights": torch.full((tokens, TOPK), 0.5),
-        "quant_type": quant_type,
-    }
-    return AiterRunnerInput(**{**values, **fields})
-
-
-def make_info(quant_type=AiterQuantType.PER_1X32, **fields):
-    values = {
-        "w13_weight": torch.zeros(EXPERTS, 2 * INTER, HIDDEN // 2, dtype=torch.uint8),
-        "w2_weight": torch.zeros(EXPERTS, HIDDEN, INTER // 2, dtype=torch.uint8),
-        "quant_type": quant_type,
-    }
-    return AiterMoeQuantInfo(**{**values, **fields})
-
-
-def make_plan(activation="situv2", env=None, **spec):
-    if activation == "situv2":
-        spec = {"beta": 4.0, "linear_beta": 25.0, **spec}
-    spec = MoeSpec(activation, EXPERTS, TOPK, HIDDEN, INTER, **spec)
-    return plan_moe(spec, Target("gfx950", Capabilities.for_release("0.1.20"), env or {}))
-
-
-def run(config=None, runner_input=None, info=None, state=None):
-    core = AiterRunnerCore(config or MoeRunnerConfig())
-    return core.run(runner_input or make_input(), info or make_info(), state or {}).hidden_states
 
 
 # --- gate_mode ---------------------------------------------------------------------------------------
@@ -479,10 +454,6 @@ def test_an_index_error_of_the_kernel_names_the_ids():
 
 
 # --- the output buffer ---------------------------------------------------------------------------------
-
-
-def buffer(width=HIDDEN, tokens=TOKENS):
-    return torch.full((tokens, width), float("nan"), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("source", ["input", "published"])
