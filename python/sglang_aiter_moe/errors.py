@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from numbers import Real
+from typing import Any
+
 
 class ContractError(ValueError):
     """A combination that AITER would refuse, crash on, or compute silently wrong.
@@ -26,6 +29,32 @@ class ContractError(ValueError):
 
 class PatchError(ContractError):
     """A patch of the plugin is not in force where it has to be."""
+
+
+def check_integer(name: str, value: Any, *, fix: str, least: int | None = None) -> None:
+    """Refuses what is no integer, before it becomes a size or an index far from its name.
+
+    An integer is what Python can index with (torch's symbolic ones too), except True, False and tensors, whose value
+    may be on a device.
+
+    Raises:
+        ContractError: naming ``name`` and its value.
+    """
+    kind = type(value)
+    # Tensors and arrays, which have __index__ too, can be written to.
+    whole = hasattr(kind, "__index__") and kind is not bool and not hasattr(kind, "__setitem__")
+    if not whole or (least is not None and value < least):
+        raise ContractError(
+            f"{name} is {value!r}",
+            allowed="an integer" if least is None else f"an integer of at least {least}",
+            fix=fix,
+        )
+
+
+def check_number(name: str, value: Any, *, fix: str) -> None:
+    """Refuses what is no real number, as :func:`check_integer` does."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ContractError(f"{name} is {value!r}", allowed="a number", fix=fix)
 
 
 def _rebuild(cls: type[ContractError], what: str, allowed: str, fix: str) -> ContractError:

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.errors import ContractError, check_integer
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,22 @@ def as_bytes(tensor: torch.Tensor, what: str) -> torch.Tensor:
         )
     tensor = tensor.detach()
     return tensor if tensor.dtype == torch.uint8 else tensor.view(torch.uint8)
+
+
+def sizes(shape: Sequence[int], what: str) -> tuple[int, ...]:
+    """``shape`` as a tuple.
+
+    Raises:
+        ContractError: if it is no sequence, or of something else than integers.
+    """
+    fix = f"pass the shape of {what}"
+    if not isinstance(shape, Sequence):
+        raise ContractError(
+            f"the shape of {what} is {shape!r}", allowed="a sequence of integers", fix=fix
+        )
+    for i, extent in enumerate(shape):
+        check_integer(f"dimension {i} of {what}", extent, fix=fix)
+    return tuple(shape)
 
 
 def output_for(

@@ -61,9 +61,11 @@ class WeightLayout(ABC):
                 multiples of 128 also for the separated row order.
 
         Raises:
-            ContractError: for a wrong rank, an empty dimension, rows that do not fill tiles of 16
-                (interleaved: pairs of tiles), or K that is not a multiple of 64 (interleaved: 128).
+            ContractError: for a wrong rank, a size that is no integer, an empty dimension, rows that do not
+                fill tiles of 16 (interleaved: pairs of tiles), or K that is not a multiple of 64
+                (interleaved: 128).
         """
+        shape = _bytes.sizes(shape, what)
         if len(shape) != 3:
             raise ContractError(
                 f"{what} has shape {tuple(shape)}, {len(shape)} dimensions",
@@ -97,7 +99,7 @@ class WeightLayout(ABC):
 
     def packed_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The packed shape: the raw one."""
-        return tuple(shape)
+        return _bytes.sizes(shape, "weight")
 
     def pack(
         self,
@@ -145,8 +147,10 @@ class WeightLayout(ABC):
         Returns:
             int64 of the shape's size: for each flat packed byte its flat raw byte.
         """
-        experts, rows, k_bytes = shape if len(shape) == 3 else (1, *shape)
-        self.check((experts, rows, k_bytes))
+        shape = _bytes.sizes(shape, "weight")
+        shape = shape if len(shape) == 3 else (1, *shape)
+        self.check(shape)
+        experts, rows, k_bytes = shape
         order = self.source_rows(rows)
         if gate_up_interleaved:
             order = interleaved_row(order, rows)

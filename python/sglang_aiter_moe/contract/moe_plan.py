@@ -16,7 +16,7 @@ from sglang_aiter_moe.contract.layouts import weight_layout
 from sglang_aiter_moe.contract.modes import ActivationMode, GateMode
 from sglang_aiter_moe.contract.scale_layouts import scale_layout
 from sglang_aiter_moe.contract.spec import MoeSpec, Target
-from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.errors import ContractError, check_integer
 from sglang_aiter_moe.numerics.activations import Activation
 
 PLAN_VERSION = 1
@@ -161,8 +161,9 @@ class MoePlan:
         """The range that a token count falls in.
 
         Raises:
-            ContractError: for fewer than 1 token or more than AITER can index.
+            ContractError: for fewer than 1 token, more than AITER can index, or what is no integer.
         """
+        check_integer("the token count", tokens, fix="pass how many rows the call has")
         for part in self.ranges:
             if tokens in part:
                 return part

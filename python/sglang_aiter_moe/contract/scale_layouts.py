@@ -106,7 +106,7 @@ class ScaleLayout(ABC):
             what: the tensor's name, for messages.
 
         Raises:
-            ContractError: if ``packed`` does not have the packed shape of ``shape``.
+            ContractError: see :meth:`check`; also if ``packed`` does not have the packed shape of ``shape``.
         """
         source = _bytes.as_bytes(packed, what)
         self.check(shape, what=what)
@@ -191,7 +191,7 @@ class _Swizzled(ScaleLayout):
         _check_rows(shape[1], SUPER_ROW, what)
 
     def packed_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        experts, rows, k = shape
+        experts, rows, k = _check_rank(shape, "scale")
         return experts * rows, self.columns(k)
 
     def columns(self, k: int) -> int:
@@ -224,7 +224,7 @@ class SeparatedScale(_Swizzled):
             super().check(shape, what=what)
 
     def packed_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        experts, rows, k = shape
+        experts, rows, k = _check_rank(shape, "scale")
         return _round_up(experts * rows, 256), self.columns(k)
 
     def _units(self, raw: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -275,7 +275,7 @@ class N32K4Scale(ScaleLayout):
             )
 
     def packed_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        experts, rows, k = shape
+        experts, rows, k = _check_rank(shape, "scale")
         return experts, rows // SUPER_ROW, k * SUPER_ROW
 
     def columns(self, k: int) -> int:
@@ -361,13 +361,15 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _check_rank(shape: Sequence[int], what: str) -> None:
+def _check_rank(shape: Sequence[int], what: str) -> tuple[int, ...]:
+    shape = _bytes.sizes(shape, what)
     if len(shape) != 3 or min(shape) < 1:
         raise ContractError(
-            f"{what} has shape {tuple(shape)}",
+            f"{what} has shape {shape}",
             allowed="[experts, rows, K/32], 3 dimensions, none of them empty",
             fix=f"view {what} as one matrix of E8M0 bytes per expert",
         )
+    return shape
 
 
 def _check_rows(rows: int, multiple: int, what: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sglang_aiter_moe.contract.capabilities import Capabilities
-from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.errors import ContractError, check_integer
 from sglang_aiter_moe.numerics.activations import SWIGLU_ALPHA, Activation
 
 ARCHS = ("gfx942", "gfx950", "gfx1250")
@@ -72,12 +72,19 @@ class MoeSpec:
                 fix="name the activation that the model's config gives",
             ) from None
         for name in ("num_experts", "topk", "hidden_size", "intermediate_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            check_integer(
+                name,
+                getattr(self, name),
+                least=1,
+                fix=f"take {name} from the model's config, divided over the ranks",
+            )
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
+            if field_.type == "bool" and not isinstance(value, bool):
                 raise ContractError(
-                    f"{name} is {value!r}",
-                    allowed="an integer of at least 1",
-                    fix=f"take {name} from the model's config, divided over the ranks",
+                    f"{field_.name} is {value!r}",
+                    allowed="True or False",
+                    fix=f"take {field_.name} from the model's config, as a truth value",
                 )
         most = MAX_TOPK if self.expert_parallel else min(MAX_TOPK, self.num_experts)
         if self.topk > most:
@@ -195,6 +202,8 @@ def shard(full: int, ranks: int) -> int:
     Raises:
         ContractError: if ``full`` is not a whole number of blocks or ``ranks`` is below 1.
     """
+    for name, value in (("intermediate size", full), ("ranks", ranks)):
+        check_integer(name, value, fix="take both from the model's config and the launch command")
     if full % BLOCK or full < BLOCK or ranks < 1:
         raise ContractError(
             f"intermediate size {full} on {ranks} ranks",

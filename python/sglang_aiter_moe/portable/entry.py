@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sglang_aiter_moe.errors import check_integer
 from sglang_aiter_moe.numerics.mxfp4 import dequantize_mxfp4
 from sglang_aiter_moe.portable import backends
 from sglang_aiter_moe.portable.dispatch import Dispatcher
@@ -15,6 +16,7 @@ from sglang_aiter_moe.portable.enums import FP4X2, QuantType, activation_type
 from sglang_aiter_moe.portable.machine import Machine
 from sglang_aiter_moe.portable.request import A4W4, KernelRequest
 from sglang_aiter_moe.portable.resolution import Call, Resolution
+from sglang_aiter_moe.portable.sorting import check_local_tokens
 
 _REQUIRED = ("hidden_states", "w1", "w2", "topk_weight", "topk_ids")
 _SHARED_EXPERT = ("shared_w1", "shared_w2", "shared_w1_scale", "shared_w2_scale")
@@ -102,7 +104,8 @@ def make_fused_moe(machine: Machine, dispatcher: Dispatcher) -> Callable[..., to
         ``[M, H]`` of ``dtype`` (that of hidden_states by default).
 
     Raises:
-        What AITER raises (docs/contract.md section b); IndexError where it would read out of bounds.
+        What AITER raises (docs/contract.md section b); IndexError where it would read out of bounds; ContractError
+        for pads and token counts that are no integers, which its kernels' bindings would not take.
     """
     return fused_moe
 
@@ -119,6 +122,10 @@ def _fused_moe(dispatcher: Dispatcher, a: dict[str, Any]) -> torch.Tensor:
         raise NotImplementedError(
             f"portable models QuantType.per_1x32 with MXFP4 weights, not {a['quant_type']}"
         )
+    for name in ("hidden_pad", "intermediate_pad"):
+        check_integer(name, a[name], least=0, fix="pass how many of the last columns are padding")
+    if a["num_local_tokens"] is not None:
+        check_local_tokens(a["num_local_tokens"])
     call = call_of(a)
     x, ids = a["hidden_states"], a["topk_ids"]
     dtype = a["dtype"] or x.dtype

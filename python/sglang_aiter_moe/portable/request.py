@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang_aiter_moe.errors import check_integer, check_number
+from sglang_aiter_moe.portable.sorting import check_local_tokens
+
 # Activation modes: what the first matrix product takes as its left operand.
 A16W4 = "A16W4"  # bf16 activations, bf16 intermediate
 A8W4 = "A8W4"  # MXFP8 (e4m3fn, one E8M0 scale per 32)
@@ -37,6 +40,12 @@ REQUANT_EPILOGUE = "epilogue"  # fp32 y; e8m0 = ((bits(amax) + 0x400000) >> 23) 
 REQUANT_ROUNDUP_FP32 = "roundup_fp32"  # fp32 y; ceil_pow2(amax / max_element)
 REQUANT_ROUNDUP_BF16 = "roundup_bf16"  # y rounded to bf16 first, then the same
 REQUANT_EVEN_BF16 = "even_bf16"  # y rounded to bf16 first, then scale mode Even (before 0.1.16)
+
+
+_SIZES = (
+    "num_experts", "hidden_size", "intermediate_size",
+    "hidden_skip_k", "intermediate_skip_n", "intermediate_skip_k", "hidden_skip_n",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +83,9 @@ class KernelRequest:
         weight_on_output: the routing weight multiplies the expert's output.
         num_local_tokens: tensor of one element or int: tokens from there on contribute nothing.
             None: all tokens count.
+
+    Raises:
+        ContractError: a size, a skip or a constant that is no number; each backend checks what it needs of them.
     """
 
     mode: str
@@ -102,3 +114,12 @@ class KernelRequest:
     weight_on_input: bool = False
     weight_on_output: bool = True
     num_local_tokens: torch.Tensor | int | None = None
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            check_integer(name, getattr(self, name), fix=f"pass {name} of this layer")
+        for name in ("limit", "alpha", "beta", "linear_beta"):
+            if name != "limit" or self.limit is not None:
+                check_number(name, getattr(self, name), fix=f"take {name} from the model's config")
+        if self.num_local_tokens is not None:
+            check_local_tokens(self.num_local_tokens)

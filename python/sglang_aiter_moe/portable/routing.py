@@ -37,12 +37,13 @@ import importlib.util
 
 import torch
 
-from ..errors import ContractError
+from ..errors import ContractError, check_integer, check_number
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _AITER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # csrc/kernels/topk_softmax_kernels_group.cu instantiates these and raises for the rest.
 _AITER_GROUPS = (1, 2, 4, 8)
+_CONFIG = "take it from the model's config"
 
 
 def biased_topk(
@@ -78,10 +79,17 @@ def biased_topk(
         weights float32 and ids int32, both ``[M, topk + num_shared_slots]``.
 
     Raises:
-        ContractError: for shapes, dtypes, devices or group numbers that do not fit.
+        ContractError: for shapes, dtypes, devices or group numbers that do not fit, and for counts that are no
+            integers.
     """
     _check(logits, bias, topk, num_expert_group, topk_group)
     _check_counts(logits, num_tokens, num_shared_slots)
+    check_integer("padded_id", padded_id, fix="pass the id of an expert, or -1")
+    for name, value in (
+        ("routed_scaling_factor", routed_scaling_factor),
+        ("shared_weight", shared_weight),
+    ):
+        check_number(name, value, fix=f"take {name} from the model's config")
     width = topk + num_shared_slots
     if out is None:
         out = (
@@ -176,6 +184,14 @@ def biased_grouped_topk(
             not adjacent) and where it would read or write the wrong bytes (mixed dtypes, outputs
             with different row strides).
     """
+    for name, tensor in (
+        ("gating_output", gating_output),
+        ("correction_bias", correction_bias),
+        ("topk_weights", topk_weights),
+        ("topk_ids", topk_ids),
+    ):
+        _check_tensor(name, tensor)
+    check_integer("num_expert_group", num_expert_group, fix=_CONFIG)
     if gating_output.dtype != correction_bias.dtype:
         raise ContractError(
             f"correction_bias is {correction_bias.dtype}, gating_output is {gating_output.dtype}",
@@ -239,10 +255,20 @@ def _backend(logits: torch.Tensor, backend: str | None) -> str:
     return backend
 
 
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ContractError(
+            f"{name} is {value!r}, a {type(value).__name__}",
+            allowed="a torch.Tensor",
+            fix=f"pass {name} as a tensor",
+        )
+
+
 def _check(
     logits: torch.Tensor, bias: torch.Tensor, topk: int, num_expert_group: int, topk_group: int
 ) -> None:
     for name, tensor in (("logits", logits), ("bias", bias)):
+        _check_tensor(name, tensor)
         if tensor.dtype not in _FLOATS:
             raise ContractError(
                 f"{name} is {tensor.dtype}", allowed=f"one of {_FLOATS}", fix=f"convert {name}"
@@ -266,6 +292,12 @@ def _check(
             allowed="one device",
             fix="move the bias to the device of the logits",
         )
+    for name, value in (
+        ("topk", topk),
+        ("num_expert_group", num_expert_group),
+        ("topk_group", topk_group),
+    ):
+        check_integer(name, value, fix=_CONFIG)
     if num_expert_group < 1 or experts % num_expert_group:
         raise ContractError(
             f"num_expert_group is {num_expert_group} for {experts} experts",
@@ -290,13 +322,11 @@ def _check(
 def _check_counts(
     logits: torch.Tensor, num_tokens: torch.Tensor | int | None, num_shared_slots: int
 ) -> None:
-    if num_shared_slots < 0:
-        raise ContractError(
-            f"num_shared_slots is {num_shared_slots}",
-            allowed="0 or more",
-            fix="pass a count of columns",
-        )
-    if isinstance(num_tokens, torch.Tensor) and (
+    check_integer("num_shared_slots", num_shared_slots, least=0, fix="pass a count of columns")
+    if not isinstance(num_tokens, torch.Tensor):
+        if num_tokens is not None:
+            check_integer("num_tokens", num_tokens, fix="pass the number of real rows")
+    elif (
         num_tokens.numel() != 1
         or num_tokens.dtype not in (torch.int32, torch.int64)
         or num_tokens.device != logits.device

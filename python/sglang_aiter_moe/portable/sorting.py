@@ -4,7 +4,26 @@ from __future__ import annotations
 
 import torch
 
+from sglang_aiter_moe.errors import ContractError, check_integer
+
 SLOT_SHIFT = 24  # an entry is slot << 24 | token
+_IDS = (torch.int32, torch.int64)
+
+
+def check_local_tokens(count: torch.Tensor | int) -> None:
+    """Refuses what is neither an integer nor one in a tensor.
+
+    Raises:
+        ContractError: naming ``num_local_tokens``.
+    """
+    if not isinstance(count, torch.Tensor):
+        check_integer("num_local_tokens", count, least=0, fix="pass the number of real tokens")
+    elif not count.numel() or count.dtype not in _IDS:
+        raise ContractError(
+            f"num_local_tokens is {count.dtype} {tuple(count.shape)}",
+            allowed="an integer, or one int32 or int64",
+            fix="pass the number of real tokens",
+        )
 
 
 def check_expert_ids(topk_ids: torch.Tensor, num_experts: int) -> None:
@@ -63,17 +82,31 @@ def moe_sorting(
         (padded rows, tokens), moe_buf ``[M, model_dim]`` of zeros.
 
     Raises:
+        ContractError: counts or ids that are no integers, ids that are no matrix.
         IndexError: an id outside 0..num_experts-1.
         NotImplementedError: ``flat`` or ``output_aux``, which only AITER's own kernels use.
     """
     if flat or output_aux:
         raise NotImplementedError("portable moe_sorting has neither flat nor output_aux")
+    for name, value in (
+        ("num_experts", num_experts),
+        ("model_dim", model_dim),
+        ("block_size", block_size),
+    ):
+        check_integer(name, value, least=1, fix="pass the layer's size")
+    if topk_ids.dim() != 2 or topk_ids.dtype not in _IDS:
+        raise ContractError(
+            f"topk_ids is {topk_ids.dtype} {tuple(topk_ids.shape)}",
+            allowed="int32 or int64 [tokens, topk]",
+            fix="pass the ids of the router",
+        )
     tokens, topk = topk_ids.shape
     device = topk_ids.device
     check_expert_ids(topk_ids, num_experts)
     kept = tokens
     if num_local_tokens is not None:
-        kept = min(tokens, int(torch.as_tensor(num_local_tokens).reshape(-1)[0]))
+        check_local_tokens(num_local_tokens)
+        kept = max(0, min(tokens, int(torch.as_tensor(num_local_tokens).reshape(-1)[0])))
     index = local_expert_index(num_experts, expert_mask, device)
 
     pad_entry = topk << SLOT_SHIFT | tokens

@@ -66,7 +66,7 @@ def run(
     check_expert_ids(topk_ids, total)
     local = local_expert_index(total, mask, topk_ids.device)[topk_ids.to(torch.int64)]
     if request.num_local_tokens is not None:
-        local[int(torch.as_tensor(request.num_local_tokens).reshape(-1)[0]) :] = -1
+        local[max(0, int(torch.as_tensor(request.num_local_tokens).reshape(-1)[0])) :] = -1
 
     per_slot = out.dim() == 3
     accumulator = out.zero_() if per_slot else torch.zeros(out.shape, dtype=torch.float32)
