@@ -341,6 +341,87 @@ def test_a_step_that_fails_undoes_the_steps_before_it(updater, monkeypatch):
     assert updater.unchanged
 
 
+def first_step(updater):
+    """A session whose first step has written new weights for one parameter and the router."""
+    new = random_raw(SPEC, 2)
+
+    def step(*_):
+        load(updater.experts, {"w13_weight": new["w13_weight"]})
+        updater.gate.data.fill_(7.0)
+        return True, "done"
+
+    weight_updater.begin_session(lambda _: mxfp4.restore_raw(updater.experts), updater)
+    tensors = [("model.layers.0.mlp.gate.weight", torch.zeros(2, 2))]
+    assert weight_updater.from_tensor(step, updater, tensors) == (True, "done")
+
+
+def refused_step(updater):
+    unknown = [(f"{NAME}.9.w1.weight_packed", torch.zeros(1, 1, dtype=torch.uint8))]
+    success, message = weight_updater.from_tensor(never, updater, unknown)
+    assert not success and f"{NAME}.9" in message
+
+
+def failed_receiving(updater):
+    def lost(*_):
+        raise OSError("connection lost")
+
+    with pytest.raises(OSError, match="connection lost"):
+        weight_updater.receiving(lost, updater)
+
+
+def end(updater):
+    weight_updater.end_session(lambda _: mxfp4.prepare_weights(updater.experts, PLAN), updater)
+
+
+@pytest.mark.parametrize("step", [refused_step, failed_receiving])
+def test_a_step_that_is_refused_undoes_the_steps_before_it(updater, monkeypatch, step):
+    """It wrote nothing itself, but half of the session's weights would be served with half of the old ones."""
+    monkeypatch.setenv(mxfp4_reload.STAGING, "host")
+    gate = updater.gate.clone()
+    first_step(updater)
+    step(updater)
+    success, message = weight_updater.from_tensor(never, updater, sent())
+    assert not success and "session" in message and "has failed" in message
+    end(updater)
+    assert updater.unchanged and torch.equal(updater.gate, gate)
+    mxfp4.moe_quant_info(updater.experts)
+
+
+@pytest.mark.parametrize("step", [refused_step, failed_receiving])
+def test_without_copies_a_refused_step_makes_the_layer_invalid(updater, step):
+    first_step(updater)
+    step(updater)
+    end(updater)
+    with pytest.raises(ContractError, match="no valid weights"):
+        mxfp4.moe_quant_info(updater.experts)
+
+
+def test_what_another_rank_refuses_in_a_session_is_undone_here(updater, monkeypatch):
+    monkeypatch.setenv(mxfp4_reload.STAGING, "host")
+    first_step(updater)
+    monkeypatch.setattr(weight_updater, "failure_elsewhere", lambda reason: "rank 1: no")
+    assert weight_updater.from_tensor(never, updater, sent()) == (False, "refused: rank 1: no")
+    end(updater)
+    assert updater.unchanged
+
+
+def test_a_failed_step_ends_its_session_and_no_other(updater, monkeypatch):
+    monkeypatch.setenv(mxfp4_reload.STAGING, "host")
+    first_step(updater)
+    lost = lambda *_: (False, "connection lost")  # noqa: E731
+    assert weight_updater.from_tensor(lost, updater, []) == (False, "connection lost")
+    success, message = weight_updater.from_tensor(never, updater, sent())
+    assert not success and "connection lost" in message and "has failed" in message
+    end(updater)
+    assert updater.unchanged
+    # Outside of a session each call is an update of its own.
+    refused_step(updater)
+    assert weight_updater.from_tensor(lambda *_: (True, "done"), updater, []) == (True, "done")
+    first_step(updater)
+    end(updater)
+    assert not updater.unchanged
+
+
 def test_the_other_ranks_hear_whether_an_update_was_refused(updater, monkeypatch):
     told = []
     monkeypatch.setattr(weight_updater, "failure_elsewhere", told.append)

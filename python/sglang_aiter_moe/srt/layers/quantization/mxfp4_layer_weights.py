@@ -45,12 +45,14 @@ class Running:
         lock: one writer at a time.
         written: the layers that it has written.
         depth: nested updates; an SGLang session counts as one.
+        failed: why the session that runs has failed: no further step of it is written.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.written: list[LayerWeights] = []
         self.depth = 0
+        self.failed: str | None = None
 
     def fail(self, reason: str) -> None:
         """Every layer that the update wrote gets its weights back, or becomes invalid."""

@@ -152,6 +152,7 @@ def end_session() -> None:
         _close_written()
     finally:
         RUNNING.depth = 0
+        RUNNING.failed = None
         RUNNING.forget(list(RUNNING.written))
 
 

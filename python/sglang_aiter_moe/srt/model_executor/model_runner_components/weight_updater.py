@@ -95,15 +95,18 @@ def receiving(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
         Exception: what was raised here.
         RuntimeError: another rank received nothing.
     """
-    if not states_in(_model_of(updater)):
+    model = _model_of(updater)
+    if not states_in(model):
         return original(updater, *args, **kwargs)
     try:
         received = original(updater, *args, **kwargs)
     except Exception as error:
         failure_elsewhere(str(error))
+        _fail_session(model, str(error))
         raise
     elsewhere = failure_elsewhere(None)
     if elsewhere is not None:
+        _fail_session(model, elsewhere)
         raise RuntimeError(elsewhere)
     return received
 
@@ -182,6 +185,7 @@ def _update(
     if not states:
         return run()
     try:
+        _refuse_after_failure()
         mxfp4_reload.staging()
         tensors = list(described())
         check_update(tensors, states)
@@ -191,6 +195,7 @@ def _update(
         refused = error
     elsewhere = failure_elsewhere(None if refused is None else str(refused))
     if refused is not None or elsewhere is not None:
+        _fail_session(model, str(refused or elsewhere))
         return _told(refused or _Unsuccessful((False, f"refused: {elsewhere}")))
     others = Others.of(model)
     try:
@@ -205,7 +210,32 @@ def _update(
         return result
     except Exception as error:
         others.failed(states, str(error))
+        if RUNNING.depth:
+            RUNNING.failed = str(error)
         return _told(error)
+
+
+def _fail_session(model: torch.nn.Module, reason: str) -> None:
+    """A step of a session is refused: what the steps before it wrote goes with it."""
+    if RUNNING.depth == 0 or RUNNING.failed is not None:
+        return
+    mxfp4_reload.fail(reason)
+    Others.of(model).failed(states_in(model), reason)
+    RUNNING.failed = reason
+
+
+def _refuse_after_failure() -> None:
+    """A session is one update: nothing is written after a step that failed.
+
+    Raises:
+        ContractError: it has failed.
+    """
+    if RUNNING.failed is not None:
+        raise ContractError(
+            f"this session of weight updates has failed: {RUNNING.failed}",
+            allowed="no further step of it",
+            fix="end it (end_weight_update), and send the whole update in a new one",
+        )
 
 
 def _written(
