@@ -17,6 +17,7 @@ from sglang_aiter_moe.environ_parsers import (
     integer,
     lowered,
     sglang_bool,
+    sglang_env_bool,
     substring_of_one,
     trimmed_and_lowered,
     truthy_list,
@@ -242,10 +243,11 @@ _TABLE = (
     ),
     Variable(
         "SGLANG_USE_AITER_MOE_GU_ITLV",
-        "Layers other than SiTUv2 load w13 interleaved, and say so in each call.",
+        "Layers other than SiTUv2 load w13 interleaved, and say so in each call. SGLang's runner also reads it with "
+        "a parser that takes only `true` and `1` for on: a spelling that the two read differently is refused.",
         "true",
         "SGLang: at weight load, and at every call of a layer with a limit.",
-        sglang=sglang_bool("true"),
+        sglang=sglang_env_bool(True),
     ),
     Variable(
         "SGLANG_ROCM_SMALLM_MOE",

@@ -74,3 +74,15 @@ def sglang_bool(default: str = "false") -> Parser:
         return (default if value is None else value).lower() in ("true", "1")
 
     return parse
+
+
+def sglang_env_bool(default: bool) -> Parser:
+    """SGLang's ``EnvBool``: four spellings each of on and off, in any case; junk is the default, with a warning."""
+
+    def parse(value: str | None) -> bool:
+        lower = "" if value is None else value.lower()
+        return lower in ("true", "1", "yes", "y") or (
+            default and lower not in ("false", "0", "no", "n")
+        )
+
+    return parse

@@ -128,13 +128,14 @@ def _swiglu_bound(target: Target) -> int:
 def _wants_interleave(spec: MoeSpec, target: Target, bound: int) -> tuple[bool, str]:
     value = target.env.get(GU_ITLV)
     if value is not None:
-        if value.lower() not in ("0", "1", "false", "true"):
+        interleave = environ.VARIABLES[GU_ITLV].sglang_reads(value)
+        if interleave is not environ.sglang_bool()(value):
             raise ContractError(
-                f"{GU_ITLV}={value!r} is not a clean spelling",
+                f"{GU_ITLV}={value!r} is not a clean spelling: SGLang's loaders read it as on, one place in its "
+                "runner as off",
                 allowed=f"{GU_ITLV} unset, '0', '1', 'false' or 'true'",
                 fix=f"type `export {GU_ITLV}=0` (separated) or `export {GU_ITLV}=1` (interleaved)",
             )
-        interleave = value.lower() in ("1", "true")
         return interleave, f"{GU_ITLV} is {value!r}"
     if spec.activation is Activation.SWIGLU:
         return True, f"{GU_ITLV} is not set, and SGLang's default is interleaved"

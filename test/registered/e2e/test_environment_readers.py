@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_sglang_reads_it_when_the_table_says(readers, name):
     later = "at weight load" in claim or "call" in claim
     if later:
         assert "call" in readers[name]
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", "0", "1", "True", "false", "yes", "Y", "no", "n", "on", "off", " 1", "junk"]
+)
+def test_the_table_parses_the_gate_up_flag_as_sglangs_loaders_do(monkeypatch, value):
+    from sglang.srt.environ import envs
+
+    name = "SGLANG_USE_AITER_MOE_GU_ITLV"
+    monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of junk
+        assert envs.SGLANG_USE_AITER_MOE_GU_ITLV.get() is VARIABLES[name].sglang_reads(value)
 
 
 @pytest.mark.parametrize("name", [n for n, v in VARIABLES.items() if not v.readers])

@@ -45,6 +45,7 @@ SGLANG_ON = {
     "AITER_SITUV2_A8W4": {"1", "true", "True", "TRUE"},
     "AITER_SITUV2_A4W4": {"1", "true", "True", "TRUE"},
     "AITER_FORCE_A8W4": {"1", "true", "True", "TRUE"},
+    "SGLANG_USE_AITER_MOE_GU_ITLV": set(SPELLINGS) - {"0"},  # junk is the default, which is on
 }
 INTEGERS = {
     "AITER_BF16_FP8_MOE_BOUND": 256,

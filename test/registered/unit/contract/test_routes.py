@@ -167,6 +167,22 @@ def test_gfx1250_flag_spelling(value):
     assert plan(K3, {FORCE_A8W4: value}).modes == ("A16W4",)  # gfx950 does not read it
 
 
+@pytest.mark.parametrize(
+    "value, layout",
+    [(value, "separated") for value in ("0", "False", "NO", "n")]
+    + [(value, "gu_interleaved") for value in ("1", "TRUE")],
+)
+def test_what_both_of_sglangs_parsers_read_alike_is_taken(value, layout):
+    assert plan(gptoss(1), {ITLV: value}).w13_layout == layout
+
+
+@pytest.mark.parametrize("value", ["yes", "y", "on", "off", "", " 1", "01", "junk"])
+def test_what_they_read_differently_is_refused(value):
+    with pytest.raises(ContractError, match="read it as on, one place in its runner as off"):
+        plan(gptoss(1), {ITLV: value})
+    assert plan(K3, {ITLV: value}).modes == ("A16W4",)  # SiTUv2 layers do not read it
+
+
 def test_silu_without_a_word_from_the_operator():
     """Interleaved SiLU has no kernel below the bound: separated then, interleaved once the bound is 0."""
     spec = MoeSpec("silu", **PLAIN)
