@@ -10,10 +10,10 @@ No GPU is needed and nothing is executed.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 
+from sglang_aiter_moe.evaluation import provenance
 from sglang_aiter_moe.testing.triton_compile import WAVE, reports
 
 
@@ -41,7 +41,7 @@ def main() -> int:
         )
         rows.append(asdict(r))
     if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+        provenance.write(arguments.json, rows)
     return int(bad > 0)
 
 

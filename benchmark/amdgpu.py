@@ -11,7 +11,6 @@ one core. Threads of numpy's and torch's libraries are switched off: the figures
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
+from sglang_aiter_moe.evaluation import provenance  # noqa: E402
 from sglang_aiter_moe.testing.amd_cases import execute  # noqa: E402
 from sglang_aiter_moe.testing.triton_cases import Case  # noqa: E402
 from sglang_aiter_moe.testing.triton_compile import LAYOUTS  # noqa: E402
@@ -60,7 +60,7 @@ def main() -> int:
             )
         rows.append(row)
     if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+        provenance.write(arguments.json, rows)
     return int(slow)
 
 

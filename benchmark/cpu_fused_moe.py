@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 
 from sglang_aiter_moe import portable
+from sglang_aiter_moe.evaluation import provenance
 
 MODES = {
     "A16W4": {},
@@ -175,7 +176,7 @@ def main() -> int:
     slow = [m for m, r in report["modes"].items() if r["median_s"] >= args.limit_s]
     large = report["peak_over_packed_bytes"] > args.limit_gb * GB
     report["passed"] = not slow and not large
-    text = json.dumps(report, indent=2)
+    text = json.dumps(provenance.provenance() | report, indent=2)
     if args.json == "-":
         print(text)
     else:

@@ -294,8 +294,10 @@ def main() -> int:
             file=text,
         )
     if args.json:
+        from sglang_aiter_moe.evaluation import provenance
+
         report = {"sglang": sglang.__version__, "torch": torch.__version__, "cases": results}
-        out = json.dumps(report, indent=2) + "\n"
+        out = json.dumps(provenance.provenance() | report, indent=2) + "\n"
         if args.json == "-":
             sys.stdout.write(out)
         else:

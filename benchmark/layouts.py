@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from sglang_aiter_moe.contract import SCALE_LAYOUTS, WEIGHT_LAYOUTS
+from sglang_aiter_moe.evaluation import provenance
 
 # name: (tensor, layout, rows, K): Kimi K3 at TP8 (H 3584, I 384); rows and K as in the checkpoint.
 CASES = {
@@ -176,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
             + "  ".join(f"{form} {value:.2f}x" for form, value in case["speedup"].items()),
             file=sys.stderr if to_stdout else sys.stdout,
         )
-    text = json.dumps(result, indent=1) + "\n"
+    text = json.dumps(provenance.provenance() | result, indent=1) + "\n"
     if to_stdout:
         sys.stdout.write(text)
     elif options.json:

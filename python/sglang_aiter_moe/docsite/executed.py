@@ -10,6 +10,12 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 LAYERS, MUTANTS = DOCS / "amd-layers.json", DOCS / "amd-mutants.json"
 
 
+def layer_rows() -> list[dict]:
+    """What ``testing/amd_cases.py`` kept of each layer."""
+    kept = json.loads(LAYERS.read_text(encoding="utf-8"))
+    return kept if isinstance(kept, list) else kept["rows"]
+
+
 def layers() -> str:
     """A line for each layer that ``testing/amd_cases.py`` executed."""
     from sglang_aiter_moe.portable.triton import table
@@ -20,7 +26,7 @@ def layers() -> str:
         "| result |",
         "|---|---|---|---:|---|---|---:|---|---|",
     ]
-    for row in json.loads(LAYERS.read_text(encoding="utf-8")):
+    for row in layer_rows():
         config = table.choose(row["arch"], row["mode"], row["rows"])
         tiles = " | ".join(f"{t.n} x {t.k}" for t in (config.stage1, config.stage2))
         shape = row["case"].removeprefix(f"{row['arch']}-{row['mode']}-").rpartition("-")[0]

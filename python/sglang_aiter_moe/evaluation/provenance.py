@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import subprocess
@@ -14,7 +15,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def provenance(project: Path = PROJECT) -> dict[str, Any]:
-    """Date (UTC), commit, machine and command of this process.
+    """Date (UTC), commit, machine (with the GPU that torch has found) and command of this process.
 
     Args:
         project: the checkout whose commit is named.
@@ -22,12 +23,57 @@ def provenance(project: Path = PROJECT) -> dict[str, Any]:
     Returns:
         ``commit`` ends with ``+`` where the checkout has changes, and is None without a checkout of its own.
     """
+    machine = {"processor": platform.machine(), "cores": os.cpu_count()}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(project),
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
-        "command": " ".join(["sglang-aiter-moe", *sys.argv[1:]]),
+        "machine": machine,
+        "command": " ".join([_program(), *sys.argv[1:]]),
     }
+
+
+def write(path: Path, result: dict[str, Any] | list) -> None:
+    """Keeps a result with its provenance: a list as ``rows``."""
+    facts = result if isinstance(result, dict) else {"rows": result}
+    path.write_text(json.dumps(provenance() | facts, indent=1) + "\n", encoding="utf-8")
+
+
+def missing(data: Any) -> set[str]:
+    """What a result, read back from its file, does not say of "date", "commit" and "machine".
+
+    Each may stand in the result itself or in every row of it; a machine is also named by its "gpu" or "card".
+    """
+    parts = data if isinstance(data, list) else [data]
+    rows = [row for part in parts if isinstance(part, dict) for row in _rows(part)]
+    names = {"date": ("date",), "commit": ("commit",), "machine": ("machine", "gpu", "card")}
+
+    def said(group: list, keys: tuple[str, ...]) -> bool:
+        return bool(group) and all(any(part.get(key) for key in keys) for part in group)
+
+    parts = [part for part in parts if isinstance(part, dict)]
+    return {name for name, keys in names.items() if not (said(parts, keys) or said(rows, keys))}
+
+
+def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    lists = [value for value in result.values() if isinstance(value, list)]
+    return [row for rows in lists for row in rows if isinstance(row, dict)]
+
+
+def _program() -> str:
+    """How this process was started: a module of the package, a file of the checkout, or the command."""
+    program = Path(sys.argv[0])
+    try:
+        inside = program.resolve().relative_to(PROJECT)
+    except ValueError:
+        return "sglang-aiter-moe"
+    if inside.parts[0] != "python":
+        return f"python {inside.as_posix()}"
+    if inside.name == "__main__.py":
+        return "sglang-aiter-moe"
+    return "python -m " + ".".join(inside.with_suffix("").parts[1:])
 
 
 def commit(project: Path) -> str | None:

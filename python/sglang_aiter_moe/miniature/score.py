@@ -25,6 +25,7 @@ from sglang_aiter_moe.checkpoint.rank import rank_tensors
 from sglang_aiter_moe.contract.capabilities import Capabilities
 from sglang_aiter_moe.contract.spec import Target
 from sglang_aiter_moe.environ import exactly
+from sglang_aiter_moe.evaluation import provenance
 from sglang_aiter_moe.miniature import task
 from sglang_aiter_moe.miniature.experts import (
     OTHER_LAYOUT,
@@ -175,7 +176,7 @@ def main() -> None:
         device=options.device,
     ):
         if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
+            provenance.write(options.json, found)
     print(json.dumps(found, indent=1))
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from sglang_aiter_moe.evaluation import provenance
 from sglang_aiter_moe.portable.triton import table
 from sglang_aiter_moe.testing.triton_cases import Case, run_case
 from sglang_aiter_moe.testing.triton_compile import LAYOUTS, MODES
@@ -103,7 +104,7 @@ def main(arguments: list[str]) -> int:
             rows[-1]["right"] = right(rows[-1])
             print(json.dumps(rows[-1]), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        provenance.write(options.json, rows)
     return int(not rows or not all(row["right"] for row in rows))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sglang_aiter_moe import portable
+from sglang_aiter_moe.evaluation import provenance
 from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import AiterRunnerCore, AiterRunnerInput
 from sglang_aiter_moe.srt.layers.moe.moe_runner.base import MoeRunnerConfig
 from sglang_aiter_moe.srt.layers.quantization import mxfp4, mxfp4_reload
@@ -81,4 +82,4 @@ def main(device: str = "cuda") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main()))
+    print(json.dumps(provenance.provenance() | main()))

@@ -12,6 +12,7 @@ import sys
 
 import torch
 
+from sglang_aiter_moe.evaluation import provenance
 from sglang_aiter_moe.patches import glue
 from sglang_aiter_moe.portable.routing import biased_grouped_topk, biased_topk
 from sglang_aiter_moe.srt.layers.moe.topk import (
@@ -130,6 +131,7 @@ def combinations() -> list[tuple[str, str, str, str, str]]:
 
 
 def main(part: int = 0, parts: int = 1) -> None:
+    print(json.dumps(provenance.provenance()), flush=True)
     for combination in combinations()[part::parts]:
         print(json.dumps(replay_after_change(*combination)), flush=True)
 

@@ -1,11 +1,12 @@
 """What a kept result says about itself, in repositories that the test makes."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
-from sglang_aiter_moe.evaluation.provenance import commit, provenance
+from sglang_aiter_moe.evaluation.provenance import PROJECT, commit, missing, provenance, write
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
@@ -51,6 +52,99 @@ def test_the_command_is_the_users(checkout, monkeypatch):
     found = provenance(checkout)
     assert found["command"] == "sglang-aiter-moe eval --tp 2"
     assert found["machine"]["cores"] >= 1 and len(found["date"]) == 10
+
+
+@pytest.mark.parametrize(
+    "program, named",
+    [
+        ("benchmark/layouts.py", "python benchmark/layouts.py"),
+        (
+            "python/sglang_aiter_moe/miniature/score.py",
+            "python -m sglang_aiter_moe.miniature.score",
+        ),
+        ("python/sglang_aiter_moe/__main__.py", "sglang-aiter-moe"),
+    ],
+)
+def test_how_it_was_started(monkeypatch, program, named):
+    monkeypatch.setattr(sys, "argv", [str(PROJECT / program), "--json", "x"])
+    assert provenance()["command"] == f"{named} --json x"
+
+
+def test_what_is_written_says_all_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("sglang_aiter_moe.evaluation.provenance.commit", lambda project: "abc")
+    for result in ({"cases": [{"ms": 1}]}, [{"ms": 1}]):
+        write(tmp_path / "result.json", result)
+        kept = json.loads((tmp_path / "result.json").read_text())
+        assert not missing(kept)
+        assert kept.get("rows", kept.get("cases")) == [{"ms": 1}]
+
+
+WHOLE = {"date": "2026-11-30", "commit": "abc", "gpu": "one"}
+
+
+@pytest.mark.parametrize(
+    "kept, lacks",
+    [
+        (WHOLE, set()),
+        (WHOLE | {"commit": None}, {"commit"}),
+        (WHOLE | {"gpu": ""}, {"machine"}),
+        ({"rows": [WHOLE, WHOLE]}, set()),
+        ({"rows": [WHOLE, {"date": "2026-11-30"}]}, {"commit", "machine"}),
+        ({"machine": "x", "rows": [{"date": "2026-11-30", "commit": "abc"}]}, set()),
+        ([WHOLE, WHOLE], set()),
+        ([WHOLE, {}], {"date", "commit", "machine"}),
+        ({"rows": []}, {"date", "commit", "machine"}),
+        ([1, 2], {"date", "commit", "machine"}),
+    ],
+)
+def test_what_a_result_does_not_say(kept, lacks):
+    assert missing(kept) == lacks
+
+
+ALL = {"date", "commit", "machine"}
+BEFORE = {
+    "benchmark/results/amd_compile.json": ALL,
+    "benchmark/results/amdgpu.json": ALL,
+    "benchmark/results/cpu_fused_moe.json": {"date", "commit"},
+    "benchmark/results/graph_reload_h200.json": ALL,
+    "benchmark/results/host_overhead_0.5.17.json": ALL,
+    "benchmark/results/host_overhead_0.5.20.json": ALL,
+    "benchmark/results/host_overhead_0.5.23.json": ALL,
+    "benchmark/results/layouts_cpu.json": {"date", "commit"},
+    "benchmark/results/layouts_cpu_given.json": {"date", "commit"},
+    "benchmark/results/miniature_h200.json": {"date", "commit"},
+    "benchmark/results/prefill_versions_h200.json": {"commit"},  # many versions, each described
+    "benchmark/results/routing_graphs_h200.jsonl": ALL,
+    "docs/amd-layers.json": ALL,
+    "docs/amd-mutants.json": ALL,
+    # What these say is checked against the code by tests, and the second names each source's hash.
+    "docs/matrix.json": ALL,
+    "docs/matrix_full.json": ALL,
+    "docs/matrix_gpt_oss.json": ALL,
+    "docs/mutation.json": ALL,
+    "docs/mutation_second.json": ALL,
+    "docs/mutation_survivors.json": ALL,
+}
+"""Results from before this was asked for, and what they lack: it is not known any more."""
+
+
+def read(path):
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()][:1]  # the first line is of all
+    return json.loads(text)
+
+
+def test_every_kept_result_says_when_where_and_of_which_commit():
+    folders = (PROJECT / "benchmark" / "results", PROJECT / "docs")
+    found = {
+        path.relative_to(PROJECT).as_posix(): missing(read(path))
+        for folder in folders
+        for path in sorted(folder.iterdir())
+        if path.suffix in (".json", ".jsonl")
+    }
+    assert len(found) > 20
+    assert {name: lacks for name, lacks in found.items() if lacks} == BEFORE
 
 
 if __name__ == "__main__":
