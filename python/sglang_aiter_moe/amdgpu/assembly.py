@@ -262,6 +262,13 @@ def _operand(word: str, number: int) -> Operand:
             raise _error(
                 number, f"{word} is not among {REGISTERS[found[1]]} registers, or backwards"
             )
+        align = _alignment(found[1], last - first + 1)
+        if first % align:
+            raise _error(
+                number,
+                f"{word} begins at register {first}, where {last - first + 1} registers of this kind "
+                f"begin at a multiple of {align}",
+            )
         return Operand(found[1], first, last - first + 1, **marks)
     if word in SPECIAL_SGPRS:
         return Operand("s", *SPECIAL_SGPRS[word], **marks)
@@ -276,6 +283,17 @@ def _operand(word: str, number: int) -> Operand:
     if re.fullmatch(r"\w+\([^()]*\)", word) or re.fullmatch(r"[\w.$@+-]+", word):
         return Operand("name", value=word)
     raise _error(number, f"the operand {word!r} is not understood")
+
+
+def _alignment(kind: str, count: int) -> int:
+    """What the first of ``count`` registers is a multiple of, on gfx90a and later.
+
+    Source: AMD, "CDNA3 ISA", on the alignment of SGPRs (pairs even, more than 64 bits by four) and of VGPRs (even);
+    LLVM's assembler refuses the same.
+    """
+    if count == 1:
+        return 1
+    return 4 if kind == "s" and count > 2 else 2
 
 
 def _split(text: str, separator: str) -> list[str]:

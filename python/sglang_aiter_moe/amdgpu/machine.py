@@ -7,6 +7,8 @@ until every wave of its workgroup that has not ended waits too.
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -74,6 +76,32 @@ class _Launch:
     """How many vector and accumulation registers the text uses."""
 
 
+@dataclass
+class _Limit:
+    """When a launch is taken to hang, and how far it is."""
+
+    instructions: int
+    seconds: float
+    deadline: float
+    executed: int = 0
+
+    def add(self, count: int, line: int) -> None:
+        self.executed += count
+        late = time.perf_counter() > self.deadline
+        if late or self.executed > self.instructions:
+            raise ExecutionError(
+                f"line {line}: {self.executed:,} wave-instructions"
+                + (f" in {self.seconds:g} s" if late else "")
+                + ", and the kernel has not ended",
+                allowed=f"max_seconds: {self.seconds:g}"
+                if late
+                else f"max_instructions: {self.instructions:,}",
+                fix="check the loop's condition, or allow more: "
+                + ("--max-seconds" if late else "--max-instructions")
+                + " of execute",
+            )
+
+
 def run(
     program: Program,
     kernel: str,
@@ -84,7 +112,8 @@ def run(
     block: tuple[int, int, int] | None = None,
     lds_bytes: int | None = None,
     lockstep: int = 64,
-    max_instructions: int = 50_000_000_000,
+    max_instructions: int | None = None,
+    max_seconds: float = math.inf,
     checked: bool = True,
 ) -> Statistics:
     """Executes ``grid`` workgroups of ``kernel``; what it stores is in ``memory`` afterwards.
@@ -96,7 +125,8 @@ def run(
         lds_bytes: LDS of a workgroup; None: the kernel's static size. Triton states it beside the text
             (``compiled.metadata.shared``), and the text says 0.
         lockstep: workgroups that are executed side by side.
-        max_instructions: wave-instructions after which a launch is taken to hang.
+        max_instructions: wave-instructions after which a launch is taken to hang; None: as many as it takes.
+        max_seconds: the same by the clock.
         checked: report reads of registers, LDS and memory that nothing wrote.
 
     Raises:
@@ -139,11 +169,11 @@ def run(
         (max(1, _highest(program, "v")), _highest(program, "a")),
     )  # fmt: skip
     total = int(np.prod(grid))
-    done = 0
+    limit = _Limit(max_instructions or sys.maxsize, max_seconds, time.perf_counter() + max_seconds)
     with np.errstate(all="ignore"):
         for first in range(0, total, lockstep):
             groups = np.arange(first, min(first + lockstep, total))
-            done += _Runner(launch, blocks, groups).run(max_instructions - done)
+            _Runner(launch, blocks, groups).run(limit)
     opcodes, lines = Counter(), Counter()
     for b in blocks.values():
         if b.waves:
@@ -253,13 +283,12 @@ class _Runner:
         self._waiting = np.zeros(waves, bool)
         _initialise(b, launch, groups)
 
-    def run(self, limit: int) -> int:
-        executed = 0
+    def run(self, limit: _Limit) -> None:
         while True:
             ended = self._pc == _ENDED
             if ended.any():
                 if ended.all():
-                    return executed
+                    return
                 self._compact(ended)
             ready = np.where(self._waiting, _NEVER, self._pc)
             pc = int(ready.min())
@@ -279,15 +308,11 @@ class _Runner:
                     fault, self._launch.program.instructions[block.start + i]
                 ) from None
             block.waves += count
-            executed += count * (len(block.operations) + (block.last is not None))
             self._leave(block, active, everyone)
-            if executed > limit:
-                line = self._launch.program.instructions[block.start].line
-                raise ExecutionError(
-                    f"line {line}: {executed} wave-instructions, and the kernel has not ended",
-                    allowed=f"max_instructions: {limit}",
-                    fix="check the loop's condition, or allow more",
-                )
+            limit.add(
+                count * (len(block.operations) + (block.last is not None)),
+                self._launch.program.instructions[block.start].line,
+            )
 
     def _leave(self, block: _Block, active: np.ndarray, everyone: bool) -> None:
         """Sets the program counters of the waves that executed ``block``."""

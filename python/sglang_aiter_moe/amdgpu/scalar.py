@@ -125,12 +125,13 @@ def sign_bits(a):
     return leading_zeros(flipped)
 
 
-# name -> (destination kind, source kinds, function, what SCC becomes: None, "nonzero", or "own" from the function)
+# name -> (destination kind, source kinds, function, what SCC becomes: None, "nonzero", "own" from the function, or
+# "carry": from the function, which reads it too)
 SOP2 = {
     "s_add_u32": ("u32", "u32", _add_u32, "own"),
     "s_sub_u32": ("u32", "u32", _sub_u32, "own"),
-    "s_addc_u32": ("u32", "u32", _addc_u32, "own"),
-    "s_subb_u32": ("u32", "u32", _subb_u32, "own"),
+    "s_addc_u32": ("u32", "u32", _addc_u32, "carry"),
+    "s_subb_u32": ("u32", "u32", _subb_u32, "carry"),
     "s_add_i32": ("i32", "i32", _add_i32, "own"),
     "s_sub_i32": ("i32", "i32", _sub_i32, "own"),
     "s_mul_i32": ("u32", "u32", lambda a, b: a * b, None),
@@ -215,22 +216,18 @@ def _result(instruction: Instruction, kind: str):
     return pair
 
 
-def set_scc(b: Batch, value) -> None:
-    value = np.broadcast_to(value, b.scc.shape)
-    b.scc = value if b.active is None else np.where(b.active, value, b.scc)
-
-
 def _sop2(instruction: Instruction):
     destination, sources, f, scc = SOP2[instruction.opcode]
     kinds = (sources.split() * 2)[:2]
     a, c = (scalar(instruction, o, k) for o, k in zip(instruction.operands[1:], kinds, strict=True))
     put = _result(instruction, destination)
-    if scc == "own":
+    if scc in ("own", "carry"):
+        reads = scc == "carry"
 
         def own(b: Batch) -> None:
-            value, flag = f(a(b), c(b), b.scc)
+            value, flag = f(a(b), c(b), b.scc if reads else None)
             put(b, value)
-            set_scc(b, flag)
+            b.set_scc(flag)
 
         return own
     if scc is None:
@@ -239,7 +236,7 @@ def _sop2(instruction: Instruction):
     def nonzero(b: Batch) -> None:
         value = f(a(b), c(b))
         put(b, value)
-        set_scc(b, value != 0)
+        b.set_scc(value != 0)
 
     return nonzero
 
@@ -257,7 +254,7 @@ def _sop1(instruction: Instruction):
     def nonzero(b: Batch) -> None:
         value = f(a(b))
         put(b, value)
-        set_scc(b, value != 0)
+        b.set_scc(value != 0)
 
     return nonzero
 
@@ -265,7 +262,7 @@ def _sop1(instruction: Instruction):
 def _compare(instruction: Instruction):
     kind, f = SOPC[instruction.opcode]
     a, c = (scalar(instruction, o, kind) for o in instruction.operands)
-    return lambda b: set_scc(b, f(a(b), c(b)))
+    return lambda b: b.set_scc(f(a(b), c(b)))
 
 
 def _bit_test(instruction: Instruction):
@@ -277,7 +274,7 @@ def _bit_test(instruction: Instruction):
     def test(b: Batch) -> None:
         value = a(b)
         at = (n(b) & U32(63 if wide else 31)).astype(value.dtype)
-        set_scc(b, ((value >> at) & value.dtype.type(1)) == wanted)
+        b.set_scc(((value >> at) & value.dtype.type(1)) == wanted)
 
     return test
 
@@ -313,7 +310,7 @@ def _with_immediate(instruction: Instruction):
         a = scalar(instruction, instruction.operands[0], kind)
         against = U32(immediate & 0xFFFF) if kind == "u32" else I32(signed)
         f = _RELATIONS[relation]
-        return lambda b: set_scc(b, f(a(b), against))
+        return lambda b: b.set_scc(f(a(b), against))
     i = scalar_destination(instruction, instruction.operands[0], 1)
     old = scalar(instruction, instruction.operands[0], "i32")
     if operation == "mulk_i32":
@@ -324,7 +321,7 @@ def _with_immediate(instruction: Instruction):
     def add(b: Batch) -> None:
         value, flag = _add_i32(old(b), I32(signed), None)
         b.set_s(i, value.view(U32))
-        set_scc(b, flag)
+        b.set_scc(flag)
 
     return add
 
@@ -344,7 +341,7 @@ def _save_exec(instruction: Instruction):
         value = operation(source(b), low.astype(U64) | (high.astype(U64) << U64(32)))
         b.set_s64(i, low, high)
         b.set_s64(EXEC, value.astype(U32), (value >> U64(32)).astype(U32))
-        set_scc(b, value != 0)
+        b.set_scc(value != 0)
 
     return save
 

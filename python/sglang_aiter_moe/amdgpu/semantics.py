@@ -10,7 +10,7 @@ from sglang_aiter_moe.amdgpu import (
     convert,
     convert_scaled,
     lanes,
-    lds,
+    lds_ops,
     matrix,
     memory_ops,
     packed,
@@ -28,7 +28,7 @@ from sglang_aiter_moe.errors import ContractError
 
 _SUBJECTS = (
     scalar, vector, vector_float, carry, convert, convert_scaled, lanes, matrix, memory_ops, packed,
-    scratch, lds, scalar_memory,
+    scratch, lds_ops, scalar_memory,
 )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ class Batch:
         self.v_known: list = [known] * vgprs
         self.a_known: list = [known] * agprs
         self.s_known: list = [known] * SGPRS
-        self.scc = np.zeros(waves, bool)
+        self._scc, self._scc_known = np.zeros(waves, bool), known
         self.active: np.ndarray | None = None
         self.mask = np.ones((waves, LANES), bool)
         self.full = True
@@ -79,14 +79,31 @@ class Batch:
 
     def check_s(self, i: int) -> None:
         """Faults where an active wave reads a scalar register that nothing wrote."""
-        known = self.s_known[i]
+        self._check_waves(self.s_known[i], _scalar_name(i))
+
+    def _check_waves(self, known: bool | np.ndarray, name: str) -> None:
         if known is True:
             return
         bad = ~np.broadcast_to(known, self.waves)
         if self.active is not None:
             bad = bad & self.active
         if bad.any():
-            raise _unwritten(_scalar_name(i), wave=int(np.flatnonzero(bad)[0]))
+            raise _unwritten(name, wave=int(np.flatnonzero(bad)[0]))
+
+    @property
+    def scc(self) -> np.ndarray:
+        """The SCC bit of each wave, bool [waves]; a fault where an active wave has not written it."""
+        self._check_waves(self._scc_known, "scc")
+        return self._scc
+
+    def set_scc(self, value) -> None:
+        value = np.broadcast_to(value, self.waves)
+        if self.active is None:
+            self._scc, self._scc_known = value, True
+            return
+        self._scc = np.where(self.active, value, self._scc)
+        if self._scc_known is not True:
+            self._scc_known = self.active | self._scc_known
 
     def bits(self, i: int) -> np.ndarray:
         """The 64-bit register s[i:i+1] as bool [waves, 64]."""
@@ -195,7 +212,8 @@ class Batch:
         self.waves = int(waves.sum())
         for key in ("v", "a", "s", "v_known", "a_known", "s_known"):
             setattr(self, key, cut(getattr(self, key)))
-        self.scc, self.scratch_at = self.scc[waves], self.scratch_at[waves]
+        self._scc, self.scratch_at = self._scc[waves], self.scratch_at[waves]
+        (self._scc_known,) = cut([self._scc_known])
         groups = waves[:: self.waves_a_group]
         for key in ("lds", "lds_known"):
             rows = getattr(self, key).reshape(before // self.waves_a_group, self.lds_stride)

@@ -30,10 +30,16 @@ def execute(
     lockstep: Annotated[
         int, typer.Option(min=1, help="Workgroups that advance together: memory against speed.")
     ] = 64,
+    max_seconds: Annotated[
+        float,
+        typer.Option(min=0.001, help="Seconds before the kernel counts as one that hangs."),
+    ] = 60,
     max_instructions: Annotated[
-        int,
-        typer.Option(min=1, help="Wave-instructions before the kernel counts as one that hangs."),
-    ] = 10_000_000_000,
+        int | None,
+        typer.Option(
+            min=1, help="The same in wave-instructions, which do not depend on the machine."
+        ),
+    ] = None,
     json_target: JsonOption = None,
 ) -> None:
     """Execute one AMD kernel on this CPU and write what it wrote.
@@ -62,10 +68,11 @@ def execute(
             text,
             wanted,
             lockstep=lockstep,
+            max_seconds=max_seconds,
             max_instructions=max_instructions,
         )
     except ExecutionError as error:
-        out.print(f"{kernel}: {error.what}", markup=False)
+        out.print(f"{kernel}: {error}", markup=False)
         write_json({"error": error.what, "line": error.line, "opcode": error.opcode}, json_target)
         raise typer.Exit(1) from error
     for path, array in ran.outputs.items():

@@ -3,9 +3,8 @@
 ``python -m sglang_aiter_moe.testing.amd_mutation MODE KERNEL [--count N] [--seed S] [--by lines] [--json FILE]`` runs a
 layer of Kimi K3's sizes (two experts, full tiles, tokens of very different sizes), keeps what KERNEL
 (``stage1_kernel``, ``stage2_kernel``) was launched with, and launches it again with one instruction changed at a time;
-then once more with other operands: values of every size, a few NaN, zeros and scales at the ends of their range, and
-once with five rows of each tile unused. A mutant is caught if anything that the kernel writes has other bits than the
-unchanged kernel gives it, or if the interpreter raises.
+then with other operands (``amd_launches.py``). A mutant is caught if anything that the kernel
+writes has other bits than the unchanged kernel gives it, or if the interpreter raises.
 
 The instruction is drawn from those executed, each execution of a wave being as likely; with ``--by lines`` from the
 text's instructions. Not changed, because the interpreter does not model what they do: waits, no-ops, priorities,
@@ -16,7 +15,6 @@ mutant: another one is drawn in its place.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import random
 import re
@@ -28,15 +26,11 @@ from pathlib import Path
 import torch
 
 from sglang_aiter_moe.amdgpu.errors import AssemblyError, ExecutionError
-from sglang_aiter_moe.amdgpu.launch import Device, as_bytes
-from sglang_aiter_moe.amdgpu.triton_driver import Call, scalar
-from sglang_aiter_moe.testing import amd_cases
-from sglang_aiter_moe.testing.triton_cases import Case
-from sglang_aiter_moe.testing.triton_compile import LAYOUTS, MODES
+from sglang_aiter_moe.evaluation import provenance
+from sglang_aiter_moe.testing import amd_launches
+from sglang_aiter_moe.testing.amd_launches import Kept
+from sglang_aiter_moe.testing.triton_compile import MODES
 
-ARCH = "gfx950"
-CUT = 37
-"""Bytes that the weights' scales are short of in :func:`wide`."""
 UNMODELLED = ("s_nop", "s_waitcnt", "s_barrier", "s_setprio", "s_sleep", "s_endpgm", "s_code_end")
 SIBLINGS = {
     "add": ("sub",), "sub": ("add",), "mul": ("add",), "min": ("max",), "max": ("min",),
@@ -61,132 +55,6 @@ class Mutation:
     after: str
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A launch that can be run again: the call, its tensors as they were before, and what it wrote."""
-
-    arch: str
-    call: Call
-    fresh: frozenset[str]
-    """Tensors that nothing had written before the launch."""
-    written: dict[str, torch.Tensor]
-    executed: dict[int, int]
-    """Line of the text -> how often a wave executed it."""
-
-    @property
-    def instructions(self) -> int:
-        return sum(self.executed.values())
-
-
-class _Keeping(Device):
-    """Keeps the launches of one kernel."""
-
-    def __init__(self, arch: str, kernel: str, **options) -> None:
-        super().__init__(arch, **options)
-        self.arch, self.kernel, self.kept = arch, kernel, []
-
-    def launched(self, call: Call) -> None:
-        before = dict(call.arguments)
-        fresh = set()
-        for name, value in call.arguments.items():
-            if isinstance(value, torch.Tensor):
-                before[name] = value.clone()
-                if self._scratch(value):
-                    address = self._address(value, name)
-                    if not self.memory.written(address, as_bytes(value).size).any():
-                        fresh.add(name)
-        super().launched(call)
-        if call.name == self.kernel:
-            after = {n: a.clone() for n, a in call.arguments.items() if isinstance(a, torch.Tensor)}
-            done = dict(self.launches[-1].statistics.lines)
-            kept = dataclasses.replace(call, arguments=before)
-            self.kept.append(Kept(self.arch, kept, frozenset(fresh), after, done))
-
-
-def layer(mode: str, hidden: int = 3584, inter: int = 384) -> Case:
-    """Kimi K3's layer with two experts of 32 rows each: the table's row for many tokens, no row empty."""
-    w13, w13_scale, w2_scale = LAYOUTS.get((ARCH, mode), ("separated",) * 3)
-    return Case(
-        f"mutation-{mode}", mode, tokens=32, experts=2, topk=2, hidden=hidden, inter=inter, w13=w13,
-        w13_scale=w13_scale, w2_scale=w2_scale, spread=True,
-    )  # fmt: skip
-
-
-def keep(case: Case, kernel: str, seed: int = 1) -> Kept:
-    """The launch of ``kernel`` in the layer ``case``."""
-    devices = []
-
-    def make(arch: str, **options) -> Device:
-        devices.append(_Keeping(arch, kernel, **options))
-        return devices[-1]
-
-    row = amd_cases.execute(ARCH, case, seed, device=make)
-    if not amd_cases.right(row):
-        raise RuntimeError(f"{case.name} is wrong before any change: {row}")
-    (kept,) = devices[0].kept
-    return kept
-
-
-def wide(kept: Kept, seed: int = 1) -> Kept:
-    """The same launch with operands of every size, and what the kernel writes for them."""
-    g = torch.Generator().manual_seed(seed)
-    arguments = dict(kept.call.arguments)
-    for name, old in arguments.items():
-        if name == "w_scale_bytes":  # the last scales lie past the end: they read as NaN
-            arguments[name] = scalar(old.value - CUT, "i32")
-        if not isinstance(old, torch.Tensor) or name in kept.fresh:
-            continue
-        if name in ("x_ptr", "y_ptr", "part_ptr") and old.dtype == torch.bfloat16:
-            sizes = 2.0 ** torch.randint(-40, 12, (old.shape[0], 1), generator=g)
-            arguments[name] = (torch.randn(old.shape, generator=g) * sizes).bfloat16()
-        elif name in ("x_ptr", "y_ptr"):
-            codes = torch.randint(0, 256, old.shape, generator=g)
-            codes[codes & 0x7F == 0x7F] = 0  # NaN in E4M3
-            arguments[name] = codes.byte()
-        elif name in ("x_scale_ptr", "y_scale_ptr") and old.dtype == torch.uint8:
-            rows = torch.randint(95, 135, (old.shape[0], 1), generator=g)
-            arguments[name] = (rows + torch.randint(0, 4, old.shape, generator=g)).byte()
-            arguments[name][:4, 0] = torch.tensor([0, 1, 254, 255], dtype=torch.uint8)
-        elif name == "w_scale_ptr":
-            arguments[name] = old.flatten()[: old.numel() - CUT].clone()
-            some = torch.randint(0, old.numel() - CUT, (4,), generator=g)
-            arguments[name][some] = torch.tensor([0, 1, 200, 255], dtype=torch.uint8)
-        elif name == "weights_ptr":
-            arguments[name] = torch.randn(old.shape, generator=g) * 2.0 ** torch.randint(
-                -20, 20, old.shape, generator=g
-            )
-    call = dataclasses.replace(kept.call, arguments=arguments)
-    written, executed = _launch(dataclasses.replace(kept, call=call), kept.call.assembly)
-    return dataclasses.replace(kept, call=call, written=written, executed=executed)
-
-
-def ragged(kept: Kept) -> Kept:
-    """The same launch with five rows of each block of 32 that hold no pair."""
-    arguments = dict(kept.call.arguments)
-    pairs = arguments["pairs_ptr"].clone()
-    pairs.view(-1, 32)[:, 13:18] = arguments["num_pairs"].value
-    arguments["pairs_ptr"] = pairs
-    call = dataclasses.replace(kept.call, arguments=arguments)
-    written, executed = _launch(dataclasses.replace(kept, call=call), kept.call.assembly)
-    return dataclasses.replace(kept, call=call, written=written, executed=executed)
-
-
-def _launch(kept: Kept, text: str) -> tuple[dict[str, torch.Tensor], dict[int, int]]:
-    """What the tensors hold afterwards, and how often each line was executed."""
-    arguments = {
-        n: a.clone() if isinstance(a, torch.Tensor) else a for n, a in kept.call.arguments.items()
-    }
-    fresh = {id(arguments[name]) for name in kept.fresh}
-    device = Device(
-        kept.arch,
-        scratch=lambda tensor: id(tensor) in fresh,
-        max_instructions=4 * kept.instructions,
-    )
-    device.launched(dataclasses.replace(kept.call, assembly=text, arguments=arguments))
-    tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
-    return tensors, dict(device.launches[-1].statistics.lines)
-
-
 def outcome(launches: list[Kept], text: str) -> str | None:
     """How launches with ``text`` differ from the kept ones: "raised: ...", "changed: NAME", or None.
 
@@ -195,7 +63,7 @@ def outcome(launches: list[Kept], text: str) -> str | None:
     """
     for kept in launches:
         try:
-            tensors, _ = _launch(kept, text)
+            tensors, _ = amd_launches.run(kept, text)
         except AssemblyError as error:
             raise NotAMutant(str(error)) from error
         except ExecutionError as error:
@@ -362,8 +230,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--by", choices=("executions", "lines"), default="executions")
     parser.add_argument("--json", type=Path, help="a list of reports, to which this one is added")
     options = parser.parse_args(arguments)
-    kept = keep(layer(options.mode), options.kernel)
-    rows = survey([kept, wide(kept), ragged(kept)], options.count, options.seed, options.by)
+    kept = amd_launches.keep(amd_launches.layer(options.mode), options.kernel)
+    rows = survey(amd_launches.launches(kept), options.count, options.seed, options.by)
     caught = sum(row["outcome"] is not None for row in rows)
     print(f"{caught} of {len(rows)} caught", file=sys.stderr)
     if options.json:
@@ -376,7 +244,10 @@ def main(arguments: list[str]) -> int:
         key = tuple(report.items())
         kept = json.loads(options.json.read_text()) if options.json.exists() else []
         kept = [r for r in kept if tuple((k, r[k]) for k, _ in key) != key]
-        options.json.write_text(json.dumps([*kept, report | {"mutants": rows}], indent=1) + "\n")
+        options.json.write_text(
+            json.dumps([*kept, provenance.provenance() | report | {"mutants": rows}], indent=1)
+            + "\n"
+        )
     return int(caught < 0.9 * len(rows))
 
 

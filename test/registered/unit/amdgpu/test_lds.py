@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from sglang_aiter_moe.amdgpu import lds
+from sglang_aiter_moe.amdgpu import lds_ops
 from sglang_aiter_moe.amdgpu.errors import AssemblyError, Fault
 from sglang_aiter_moe.testing.amdgpu_wave import ATOMICS, Waves, atomic_words, signed
 from sglang_aiter_moe.testing.registration import register_cpu_ci
@@ -132,7 +132,7 @@ def test_workgroups_have_lds_of_their_own():
         ("ds_read_b64 v[8:9], v1", 4, "which is not a multiple of 8"),
         ("ds_read_u16 v8, v1", 1, "which is not a multiple of 2"),
         ("ds_write_b32 v1, v1", SIZE + 4096, "LDS at 12288"),
-        ("ds_write_b64 v1, v[1:2]", 12, "which is not a multiple of 8"),
+        ("ds_write_b64 v1, v[2:3]", 12, "which is not a multiple of 8"),
         ("ds_write2_b32 v1, v1, v2 offset1:1", SIZE - 4, "4 bytes of LDS at 8192"),
         ("ds_add_u32 v1, v1", SIZE, "of 8192"),
     ],
@@ -141,7 +141,7 @@ def test_out_of_range_and_misaligned(line, address, message):
     w = filled()
     lanes = np.zeros(64, np.uint32)
     lanes[41] = address
-    w.set("v1", lanes).set("v2", 0)
+    w.set("v1", lanes).set("v2", 0).set("v3", 0)
     with pytest.raises(Fault, match=message) as caught:
         w.do(line)
     assert caught.value.lane == 41
@@ -309,7 +309,7 @@ def test_every_opcode_of_the_table_is_in_this_file():
         "ds_read_b64_tr_b16",
         "ds_read_b64_tr_b8",
     }
-    assert set(lds.TABLE) == here
+    assert set(lds_ops.TABLE) == here
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ STORE = "\n	global_store_dword v1, v2, s[4:5]\n"
 def execute(body, groups=1, *, block=64, grid=None, lockstep=64, count=None, args=b"", **options):
     """The output: a uint32 for each work-item."""
     run_options = {
-        k: options.pop(k) for k in ("max_instructions", "checked", "lds_bytes") if k in options
+        k: options.pop(k)
+        for k in ("max_instructions", "max_seconds", "checked", "lds_bytes")
+        if k in options
     }
     text = kernel_text(body, block=block, **options)
     memory = Memory()
@@ -47,6 +49,11 @@ def execute(body, groups=1, *, block=64, grid=None, lockstep=64, count=None, arg
         **run_options,
     )
     return memory.read(out, np.uint32, n), statistics
+
+
+def start(body, groups=1, **options):
+    """Runs what writes nothing."""
+    run(parse(kernel_text(body)), "k", Memory(), bytes(8), (groups, 1, 1), **options)
 
 
 @pytest.mark.parametrize("lockstep", [1, 3, 64])
@@ -297,6 +304,15 @@ def test_a_fault_names_line_opcode_workgroup_wave_and_lane():
             "v5 is read",
         ),
         ("buffer_load_dword v2, v0, s[20:23], 0 offen", "s20 is read"),
+        ("s_cbranch_scc0 .LBB0_1\n.LBB0_1:", "scc is read"),
+        ("s_cbranch_scc1 .LBB0_1\n.LBB0_1:", "scc is read"),
+        ("s_cselect_b32 s9, 1, 2", "scc is read"),
+        ("s_cselect_b64 s[10:11], 1, 2", "scc is read"),
+        ("s_mov_b32 s9, 1\n	s_cmov_b32 s9, 2", "scc is read"),
+        ("s_mov_b32 s9, 1\n	s_cmovk_i32 s9, 2", "scc is read"),
+        ("s_addc_u32 s9, 1, 2", "scc is read"),
+        ("s_subb_u32 s9, 1, 2", "scc is read"),
+        ("v_mov_b32_e32 v2, src_scc", "scc is read"),
     ],
 )
 def test_reads_of_what_nothing_wrote(body, what):
@@ -342,8 +358,49 @@ def test_unchecked_runs_take_what_is_there():
     execute(PLACE.format(block=64) + "	v_mov_b32_e32 v2, v9" + STORE, checked=False)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "s_add_u32 s9, 1, 2", "s_sub_i32 s9, 1, 2", "s_min_u32 s9, 1, 2", "s_lshl2_add_u32 s9, 1, 2",
+        "s_and_b32 s9, 1, 2",
+        "s_not_b32 s9, 1", "s_cmp_eq_u32 s2, 0", "s_cmpk_eq_u32 s2, 0", "s_bitcmp1_b32 s2, 0",
+        "s_and_saveexec_b64 s[8:9], exec", "s_mov_b32 s9, 1\n	s_addk_i32 s9, 2",
+    ],
+)  # fmt: skip
+def test_what_writes_scc(line):
+    """Each of these lets the next instruction read SCC, and reads none itself."""
+    start("	" + line + "\n	s_cselect_b32 s10, 1, 2", 2)
+
+
+def test_scc_of_a_wave_that_did_not_write_it():
+    """Wave 0 writes it behind a branch that wave 1 takes; workgroups that end first take nothing with them."""
+    body = """	v_readfirstlane_b32 s3, v0
+	s_mov_b64 vcc, 0
+	v_cmp_eq_u32_e32 vcc, 0, v0
+	s_cbranch_vccz .LBB0_1
+	s_cmp_eq_u32 s3, 0
+.LBB0_1:
+	s_cselect_b32 s9, 1, 2"""
+    e = fault(body, block=128)
+    assert e.wave == 1 and e.opcode == "s_cselect_b32" and "scc is read" in str(e)
+    start(body, 3)
+
+
 def test_a_loop_that_does_not_end():
-    assert "has not ended" in str(fault(".LBB0_1:\n	s_branch .LBB0_1", max_instructions=1000))
+    forever = ".LBB0_1:\n	s_branch .LBB0_1"
+    e = fault(forever, max_instructions=1000)
+    assert "1,001 wave-instructions, and the kernel has not ended" in str(e)
+    assert "--max-instructions" in e.fix
+    e = fault(forever, max_seconds=0.1)
+    assert "wave-instructions in 0.1 s, and the kernel has not ended" in str(e)
+    assert "--max-seconds" in e.fix
+
+
+def test_the_limit_is_of_the_whole_launch():
+    """Each of ten batches stays below it."""
+    start("	s_nop 0", 10, lockstep=1, max_instructions=20)
+    with pytest.raises(ExecutionError, match="22 wave-instructions"):
+        start("	s_nop 0", 11, lockstep=1, max_instructions=20)
 
 
 def test_code_that_runs_past_the_end():

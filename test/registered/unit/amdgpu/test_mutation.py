@@ -13,7 +13,7 @@ register_cpu_ci(est_time=15, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
-from sglang_aiter_moe.testing import amd_mutation  # noqa: E402
+from sglang_aiter_moe.testing import amd_launches, amd_mutation  # noqa: E402
 
 TEXT = """\t.text
 other:
@@ -66,9 +66,9 @@ def test_weights_choose_the_line():
 
 def test_sample():
     """A dozen mutants of stage 2; docs/amd-execution.md has the survey, where nine in ten are noticed."""
-    case = amd_mutation.layer("A4W4", hidden=1024, inter=128)
-    kept = amd_mutation.keep(case, "stage2_kernel")
-    launches = [kept, amd_mutation.wide(kept), amd_mutation.ragged(kept)]
+    case = amd_launches.layer("A4W4", hidden=1024, inter=128)
+    kept = amd_launches.keep(case, "stage2_kernel")
+    launches = amd_launches.launches(kept)
     assert amd_mutation.outcome(launches, kept.call.assembly) is None
     rows = amd_mutation.survey(launches, 12, seed=1)
     assert sum(row["outcome"] is not None for row in rows) >= 8, rows

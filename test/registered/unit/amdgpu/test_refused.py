@@ -57,6 +57,42 @@ def test_text_that_no_assembler_takes_is_refused_with_its_line(line):
         run(parse(kernel_text("	" + line)), "k", Memory(), bytes(8), (1, 1, 1))
 
 
+ODD = [
+    "v_lshl_add_u64 v[3:4], v[2:3], 0, v[2:3]", "v_lshl_add_u64 v[4:5], v[3:4], 0, v[2:3]", "ds_read_b64 v[1:2], v0",
+    "ds_write_b96 v0, v[1:3]", "ds_read_b128 v[1:4], v0", "global_load_dwordx2 v[3:4], v0, s[4:5]",
+    "global_load_dword v3, v0, s[5:6]", "flat_load_dword v3, v[1:2]", "s_mov_b64 s[5:6], 0",
+    "s_load_dwordx4 s[6:9], s[0:1], 0x0", "s_load_dwordx8 s[6:13], s[0:1], 0x0", "s_load_dwordx2 s[3:4], s[0:1], 0x0",
+    "buffer_load_dword v1, v0, s[6:9], 0 offen", "v_cmp_gt_u32_e64 s[5:6], v0, v1",
+    "v_cndmask_b32_e64 v0, v1, v2, s[5:6]",
+    "v_mfma_f32_16x16x16_bf16 a[1:4], v[4:5], v[4:5], 0", "v_mfma_f32_16x16x16_bf16 a[0:3], v[5:6], v[4:5], 0",
+]  # fmt: skip
+EVEN = [
+    "v_lshl_add_u64 v[2:3], v[2:3], 0, v[2:3]", "ds_read_b64 v[2:3], v0", "ds_write_b96 v0, v[2:4]",
+    "ds_read_b128 v[2:5], v0", "s_mov_b64 s[6:7], 0", "s_load_dwordx4 s[8:11], s[0:1], 0x0",
+    "s_load_dwordx8 s[4:11], s[0:1], 0x0", "buffer_load_dword v1, v0, s[4:7], 0 offen", "v_cmp_gt_u32_e64 vcc, v0, v1",
+    "v_mfma_f32_16x16x16_bf16 a[2:5], v[6:7], v[4:5], 0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_registers_that_begin_where_none_may(line):
+    with pytest.raises(
+        AssemblyError, match=r"line 5: .* begins at register \d+, where .* multiple"
+    ):
+        parse(kernel_text("	" + line))
+
+
+def test_llvm_says_the_same_of_where_registers_begin():
+    pytest.importorskip("triton")
+    from sglang_aiter_moe.testing.amd_mutation import assembles
+
+    for arch in ("gfx942", "gfx950"):
+        assert not any(assembles(line, arch) for line in ODD)
+        assert all(assembles(line, arch) for line in EVEN)
+    for line in EVEN:
+        semantics.build(parse_instruction(line, 1, "gfx950"))
+
+
 NEWER = [
     "v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], v[4:7], v[8:11], 0, v12, v13 op_sel_hi:[0,0,0] cbsz:4 blgp:4",
     "v_mfma_f32_32x32x64_f8f6f4 v[0:15], v[4:11], v[4:11], 0", "v_mfma_f32_16x16x32_f16 v[0:3], v[4:7], v[4:7], 0",

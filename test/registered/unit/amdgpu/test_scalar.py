@@ -129,7 +129,7 @@ def test_words(opcode, before):
     count = 1 if opcode in scalar.SOP1 else 2
     columns = each(EDGES, count)
     w = Waves(columns[0].size)
-    w.batch.scc = np.full(w.batch.waves, bool(before))
+    w.batch.set_scc(bool(before))
     for i, column in enumerate(columns):
         w.set(f"s{10 + i}", column.astype(np.uint32))
     w.do(f"{opcode} s0, " + ", ".join(f"s{10 + i}" for i in range(count)))
@@ -146,6 +146,7 @@ def test_longs(opcode):
     second = (WIDE if wide[-1] else EDGES) if len(wide) == 2 else [0]
     cases = [(a, b) for a in first for b in second]
     w = Waves(len(cases))
+    w.batch.set_scc(False)
     w.set("s10", np.array([a for a, _ in cases], np.uint64))
     w.set("s12", np.array([b for _, b in cases], np.uint64))
     names = ["s[10:11]", "s[12:13]" if wide[-1] else "s12"][: len(wide)]
@@ -165,7 +166,7 @@ def test_carries(carry):
         ("s_addc_u32", lambda x, y: (x + y + carry & M32, x + y + carry > M32)),
         ("s_subb_u32", lambda x, y: (x - y - carry & M32, y + carry > x)),
     ):
-        w.batch.scc = np.full(a.size, bool(carry))
+        w.batch.set_scc(bool(carry))
         w.do(f"{opcode} s0, s10, s11")
         for k, (x, y) in enumerate(zip(a.tolist(), b.tolist(), strict=True)):
             assert (int(w.batch.s[0][k]), bool(w.batch.scc[k])) == f(x, y), (opcode, x, y)
@@ -215,13 +216,13 @@ def test_immediates(immediate):
         w = (
             Waves(len(EDGES))
             .set("s1", np.array(EDGES, np.uint32))
-            .do(f"s_{opcode}_i32 s1, {immediate:#x}")
+            .do("s_cmp_eq_u32 s1, 3", f"s_{opcode}_i32 s1, {immediate:#x}")
         )
         assert w.batch.s[1].tolist() == [f(x) & M32 for x in EDGES], opcode
         if opcode == "addk":
             assert w.batch.scc.tolist() == [bool(fits(s(x) + value)) for x in EDGES]
     w = Waves().set("s1", 3)
-    w.batch.scc = np.array([True])
+    w.batch.set_scc(True)
     assert w.do(f"s_cmovk_i32 s1, {immediate:#x}").s(1) == value & M32
 
 
@@ -239,7 +240,7 @@ def test_bit_tests_and_sets():
 @pytest.mark.parametrize("scc", [0, 1])
 def test_selection(scc):
     w = Waves().set("s2", 5 | 7 << 32).set("s4", 1 << 40)
-    w.batch.scc = np.array([bool(scc)])
+    w.batch.set_scc(bool(scc))
     w.do("s_cselect_b32 s0, s2, 9", "s_cselect_b64 s[6:7], s[4:5], -1", "s_mov_b64 s[8:9], 0")
     w.do("s_cmov_b32 s8, s2", "s_mov_b64 s[10:11], 0", "s_cmov_b64 s[10:11], s[2:3]")
     assert w.s(0) == (5 if scc else 9)

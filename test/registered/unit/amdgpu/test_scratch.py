@@ -82,7 +82,7 @@ def test_widths():
         ("	scratch_load_dword v2, off, off", "nothing has written"),
         ("	scratch_load_dword v2, off, off offset:32", "4 bytes of scratch at 32 of 32"),
         ("	scratch_store_dword v4, v3, off offset:-8", "4 bytes of scratch at -4 of 32"),
-        ("	scratch_store_dwordx2 off, v[3:4], off offset:28", "8 bytes of scratch at 28 of 32"),
+        ("	scratch_store_dwordx2 off, v[4:5], off offset:28", "8 bytes of scratch at 28 of 32"),
     ],
 )
 def test_outside_and_unwritten(body, message):

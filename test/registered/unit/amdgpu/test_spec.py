@@ -85,6 +85,14 @@ def test_runs_and_writes(folder, assembly):
     assert report["outputs"] == [str(folder / "y.npy")]
 
 
+@pytest.mark.parametrize("option, value", [("--max-seconds", "0.001"), ("--max-instructions", "3")])
+def test_a_kernel_that_takes_too_long_says_how_to_allow_more(folder, assembly, option, value):
+    result = command(folder, assembly, option, value)
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1 and "the kernel has not ended" in said and option in said
+    assert not (folder / "y.npy").exists()
+
+
 def test_json_is_the_same(folder, assembly):
     import tomllib
 

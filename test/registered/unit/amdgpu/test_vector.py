@@ -223,10 +223,10 @@ def test_bitop3_is_the_table(table):
 def test_packed_move_takes_the_chosen_words():
     w = Waves()
     for i in range(1, 5):
-        w.set(f"v{i}", 10 * i)
+        w.set(f"v{i + 1}", 10 * i)
     w.do(
-        "v_pk_mov_b32 v[6:7], v[1:2], v[3:4] op_sel:[1,0]",
-        "v_pk_mov_b32 v[8:9], v[1:2], v[3:4] op_sel:[0,1]",
+        "v_pk_mov_b32 v[6:7], v[2:3], v[4:5] op_sel:[1,0]",
+        "v_pk_mov_b32 v[8:9], v[2:3], v[4:5] op_sel:[0,1]",
     )
     assert [w.v(i)[5] for i in (6, 7, 8, 9)] == [20, 30, 10, 40]
 
