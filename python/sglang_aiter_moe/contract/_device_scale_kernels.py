@@ -197,7 +197,6 @@ def move_n32k4(
     MEET: tl.constexpr,
     AHEAD: tl.constexpr,  # the next expert is read while one waits to write this one, else after the write
     EVEN: tl.constexpr,  # WORDS is even
-    PAD: tl.constexpr,  # not used: no column is padded
 ):
     member = tl.program_id(0) % MEMBERS
     group = tl.program_id(0) // MEMBERS

@@ -141,7 +141,11 @@ def move_scales(
     order = tuple(rows.tolist())
     kind = 4 if swizzled else 8
     work = _Work(raw, packed, order, BLOCK_ROWS, high, wide, item_bytes, packing, kind=kind)
-    kernel = move_swizzled if swizzled else move_n32k4
+    kernel, pads = (
+        (move_swizzled, {"PAD": pad * 0x01010101})
+        if swizzled
+        else (move_n32k4, {})  # no column to pad
+    )
     even = words % 2 == 0
     word = torch.int64 if even else torch.int32
 
@@ -159,7 +163,7 @@ def move_scales(
             IN_ORDER=work.in_order,
             UNPACK=not packing,
             EVEN=even,
-            PAD=pad * 0x01010101,
+            **pads,
             **part.options,
         )
 

@@ -31,6 +31,7 @@ from sglang_aiter_moe.testing import amd_launches
 from sglang_aiter_moe.testing.amd_launches import Kept
 from sglang_aiter_moe.testing.triton_compile import MODES
 
+KERNELS = ("stage1_kernel", "stage2_kernel")
 UNMODELLED = ("s_nop", "s_waitcnt", "s_barrier", "s_setprio", "s_sleep", "s_endpgm", "s_code_end")
 SIBLINGS = {
     "add": ("sub",), "sub": ("add",), "mul": ("add",), "min": ("max",), "max": ("min",),
@@ -106,7 +107,7 @@ def survey(launches: list[Kept], count: int, seed: int, by: str = "executions") 
 def instructions(text: str, kernel: str) -> list[int]:
     """Indices of the lines that may be changed: the kernel's instructions up to its end."""
     lines = text.splitlines()
-    start = lines.index(next(x for x in lines if x.startswith(f"{kernel}:")))
+    (start,) = (i for i, line in enumerate(lines) if line.startswith(f"{kernel}:"))
     found = []
     for i in range(start + 1, len(lines)):
         words = lines[i].split()
@@ -224,7 +225,7 @@ def _modifier(code: str, choose: random.Random, text: str) -> str | None:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("mode", choices=MODES)
-    parser.add_argument("kernel", metavar="KERNEL")
+    parser.add_argument("kernel", choices=KERNELS, metavar="KERNEL")
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--by", choices=("executions", "lines"), default="executions")

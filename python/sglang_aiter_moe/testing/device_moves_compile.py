@@ -24,7 +24,7 @@ _TILES_APART = {"ITEMS": 2048, "IN_ORDER": False}
 _TILES = {"ITEMS": 4096, "WIDE": 128} | _APART
 _SWIZZLED = {"ITEMS": 1024, "WIDE": 16, "EVEN": True, "PAD": 0x7F7F7F7F} | _APART
 _EXPERT = _SWIZZLED | {"ITEMS": 8192}
-_N32K4 = _SWIZZLED | {"ITEMS": 2048}
+_N32K4 = {k: v for k, v in _SWIZZLED.items() if k != "PAD"} | {"ITEMS": 2048}
 
 
 def _meeting(constants: dict, kind: int) -> dict:

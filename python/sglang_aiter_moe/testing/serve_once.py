@@ -32,9 +32,7 @@ def main() -> int:
             WEIGHTS / "kimi", log, *SERVER_ARGUMENTS, env=environment(), port=options.port
         ) as server:
             print(f"up after {time.monotonic() - start:.0f} s at {server.url}")
-            print(
-                next(line for line in server.log_text().splitlines() if "sglang-aiter-moe:" in line)
-            )
+            print(server.logged("sglang-aiter-moe:"))
             answer = exact_match.ask(server.url, question)
             print(f"question  {question.text}")
             print(f"answer    {answer}")

@@ -51,6 +51,21 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def logged(self, mark: str) -> str:
+        """The first line of the log that holds ``mark``.
+
+        Raises:
+            ContractError: there is none; with the end of the log.
+        """
+        for line in self.log_text().splitlines():
+            if mark in line:
+                return line
+        raise ContractError(
+            f"the server answers, and its log has no line with {mark!r}; it ends:\n{_tail(self)}\n",
+            allowed="a line of the plugin by each process that builds a model",
+            fix="run `sglang-aiter-moe doctor` with the same Python",
+        )
+
 
 def free_port() -> int:
     """A TCP port that nobody listens on."""

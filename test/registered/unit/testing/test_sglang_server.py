@@ -7,7 +7,7 @@ import pytest
 
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.registration import register_cpu_ci
-from sglang_aiter_moe.testing.sglang_server import environment, start
+from sglang_aiter_moe.testing.sglang_server import Server, environment, start
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 
@@ -55,6 +55,16 @@ def test_a_port_is_free_again_after_its_server_ended(tmp_path):
 def test_each_rank_has_its_cores(ranks, entries):
     bound = environment(base=BASE, ranks=ranks).get("SGLANG_CPU_OMP_THREADS_BIND", "")
     assert len(bound.split("|") if bound else []) == entries
+
+
+def test_a_line_of_the_log_or_how_it_ends(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("one\nthe plugin: here\nthe plugin: again\nlast\n")
+    server = Server(0, None, log)
+    assert server.logged("the plugin:") == "the plugin: here"
+    with pytest.raises(ContractError) as caught:
+        server.logged("nowhere")
+    assert "'nowhere'" in caught.value.what and "again\nlast\n" in caught.value.what
 
 
 if __name__ == "__main__":
