@@ -141,6 +141,78 @@ def test_sglangs_group_is_the_one_that_is_asked(monkeypatch, size, answer):
     assert asked == ([group.cpu_group] if size == 2 else [])
 
 
+class Peers:
+    """torch.distributed as a rank of a process group sees it."""
+
+    def __init__(self, monkeypatch, *, available=True, initialized=True, size=2):
+        monkeypatch.setattr(torch.distributed, "is_available", lambda: available)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: initialized)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: size)
+        monkeypatch.setattr(torch.distributed, "all_gather_object", self.gather)
+        ranks._say_alone.cache_clear()
+        self.asked = 0
+
+    def gather(self, into, own, group):
+        self.asked += 1
+        into[:] = [own, "full"]
+
+
+def sglangs_group(monkeypatch, get_tp_group):
+    state = ModuleType("sglang.srt.distributed.parallel_state")
+    state.get_tp_group = get_tp_group
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+
+
+@pytest.mark.parametrize(
+    "alone", [{"available": False}, {"initialized": False}, {"size": 1}], ids=str
+)
+def test_a_rank_that_is_alone_asks_nobody_and_says_nothing(monkeypatch, caplog, alone):
+    peers = Peers(monkeypatch, **alone)
+    group = SimpleNamespace(world_size=2, rank_in_group=0, cpu_group=object())
+    sglangs_group(monkeypatch, lambda: group)
+    assert ranks.failure_elsewhere("mine") is None
+    assert peers.asked == 0 and not caplog.records
+
+
+@pytest.mark.parametrize("error", [AssertionError, AttributeError, ValueError, None])
+def test_every_way_in_which_sglang_says_that_it_has_no_group(monkeypatch, caplog, error):
+    peers = Peers(monkeypatch)
+
+    def get_tp_group():
+        if error is not None:
+            raise error
+        return None
+
+    sglangs_group(monkeypatch, get_tp_group)
+    assert ranks.failure_elsewhere("mine") is None
+    assert peers.asked == 0 and len(caplog.records) == 1
+
+
+def test_another_error_of_sglangs_is_not_hidden(monkeypatch):
+    Peers(monkeypatch)
+
+    def get_tp_group():
+        raise RuntimeError("NCCL")
+
+    sglangs_group(monkeypatch, get_tp_group)
+    with pytest.raises(RuntimeError, match="NCCL"):
+        ranks.failure_elsewhere(None)
+
+
+def test_a_group_that_cannot_talk_on_the_cpu_is_none(monkeypatch, caplog):
+    peers = Peers(monkeypatch)
+    sglangs_group(monkeypatch, lambda: SimpleNamespace(world_size=2, cpu_group=None))
+    assert ranks.failure_elsewhere("mine") is None
+    assert peers.asked == 0 and len(caplog.records) == 1
+
+
+def test_a_group_of_one_says_nothing(monkeypatch, caplog):
+    """Pipeline stages without tensor parallelism."""
+    Peers(monkeypatch)
+    sglangs_group(monkeypatch, lambda: SimpleNamespace(world_size=1, cpu_group=object()))
+    assert ranks.failure_elsewhere(None) is None and not caplog.records
+
+
 def test_ranks_without_a_group_say_once_that_they_decide_alone(monkeypatch, caplog):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)

@@ -11,8 +11,6 @@ from sglang_aiter_moe.checkpoint.offline import pack_checkpoint
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.srt.layers.quantization import mxfp4, mxfp4_reload
 from sglang_aiter_moe.srt.model_executor.model_runner_components import weight_updater
-from sglang_aiter_moe.testing import plans
-from sglang_aiter_moe.testing.expert_files import PREFIX, expert_tensors
 from sglang_aiter_moe.testing.loaded_layers import (
     load,
     loaded_layer,
@@ -20,52 +18,25 @@ from sglang_aiter_moe.testing.loaded_layers import (
     random_raw,
     same,
 )
-from sglang_aiter_moe.testing.raw_layers import make_raw_layer
 from sglang_aiter_moe.testing.registration import register_cpu_ci
+from sglang_aiter_moe.testing.updated_model import (
+    GATE,
+    NAME,
+    PLAN,
+    SPEC,
+    Updater,
+    half_way,
+    never,
+    sent,
+)
 
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
-
-SPEC = plans.situv2(4, 2, 256, 128)
-PLAN = plans.plan(SPEC)
-NAME = PREFIX.format(0)
-
-
-class Updater:
-    """One layer at ``model.layers.0.mlp.experts``; ``get_model`` as SGLang's updater has it."""
-
-    def __init__(self):
-        self.experts = loaded_layer(PLAN, random_raw(SPEC, 1))
-        self.model = torch.nn.Module()
-        self.model.layers = torch.nn.ModuleList([torch.nn.Module()])
-        self.model.layers[0].mlp = torch.nn.Module()
-        self.model.layers[0].mlp.experts = self.experts
-        self.model.layers[0].mlp.gate = torch.nn.Linear(2, 2, bias=False)
-        self.model.layers[0].mlp.register_buffer("bias", torch.ones(2))
-        self.before = packed_bytes(self.experts)
-
-        self.whole = torch.nn.Module()
-        self.whole.model = self.model
-
-    def get_model(self):
-        return self.whole
-
-    @property
-    def gate(self):
-        return self.model.layers[0].mlp.gate.weight
-
-    @property
-    def unchanged(self):
-        return same(packed_bytes(self.experts), self.before)
 
 
 @pytest.fixture
 def updater():
     yield Updater()
     assert not mxfp4_reload.RUNNING.written and mxfp4_reload.RUNNING.depth == 0
-
-
-def never(*_, **__):
-    raise AssertionError("it was called")
 
 
 class Runner:
@@ -79,11 +50,6 @@ def test_a_model_runner_is_checked_as_well(updater):
     unknown = [(f"{NAME}.9.w1.weight_packed", torch.zeros(1, 1, dtype=torch.uint8))]
     success, message = weight_updater.from_tensor(never, Runner(updater), unknown)
     assert not success and f"{NAME}.9" in message and updater.unchanged
-
-
-def sent(seed=2, kind="compressed_tensors"):
-    experts = make_raw_layer(SPEC, 1, seed=seed).experts
-    return list(expert_tensors(experts, kind, NAME).items())
 
 
 @pytest.mark.parametrize(
@@ -196,22 +162,6 @@ def test_a_failure_that_sglang_reports_is_one(updater, monkeypatch, staging):
     assert updater.unchanged is (staging == "host")
     state = mxfp4_reload.weights_of(updater.experts)
     assert (state.invalid is None) is (staging == "host")
-
-
-GATE = "model.layers.0.mlp.gate.weight"
-
-
-def half_way(updater, *, success=False, experts=False):
-    """SGLang's method: writes the router and its buffer, then fails."""
-
-    def run(*_):
-        updater.gate.data.fill_(7)
-        updater.model.layers[0].mlp.bias.fill_(7)
-        if experts:
-            load(updater.experts, random_raw(SPEC, 2), [0])
-        return success, "connection lost"
-
-    return run
 
 
 @pytest.mark.parametrize("experts", [False, True])

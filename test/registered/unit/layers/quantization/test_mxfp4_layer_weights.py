@@ -283,6 +283,15 @@ def test_a_poisoned_layer_is_updated_and_stays_poisoned(layer, new_bytes):
     mxfp4.moe_quant_info(layer)
 
 
+def test_a_layer_that_is_blocked_twice_still_has_its_scales(layer):
+    state, before = weights_of(layer), packed_bytes(layer)
+    for reason in ("the norm is half-way", "the head is too"):
+        state.block(reason, poison=True)
+        assert nan_scales(layer) == [True, True] and state.blocked == reason
+    state.unblock()
+    assert same(packed_bytes(layer), before)
+
+
 def test_opening_a_poisoned_layer_gives_its_raw_scales(layer):
     state = weights_of(layer)
     state.block("the norm is half-way", poison=True)
@@ -456,6 +465,17 @@ def test_an_inner_failure_that_is_caught_is_one_of_the_whole(layer):
             raise OSError("inner")
         assert state.opened and state.invalid == "OSError: inner"
     assert not state.opened and state.invalid == "OSError: inner"
+
+
+@pytest.mark.parametrize("staging", ["none", "host"])
+def test_a_failure_that_passes_through_several_updates_is_said_once(
+    layer, monkeypatch, caplog, staging
+):
+    monkeypatch.setenv(STAGING, staging)
+    with pytest.raises(OSError), updating(), updating():
+        load(layer, NEW)
+        raise OSError("lost")
+    assert len(caplog.records) == 1 and caplog.records[0].message.endswith("OSError: lost")
 
 
 @pytest.mark.parametrize("begun", [1, 2])

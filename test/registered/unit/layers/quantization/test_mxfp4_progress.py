@@ -97,5 +97,79 @@ def test_a_partial_round_does_not_count_a_layer_twice(caplog):
     assert "3/3" in caplog.records[-1].getMessage()
 
 
+def test_the_numbers_of_a_line(caplog):
+    """Bytes of the layer's own parameters, and the time left at the pace so far."""
+    caplog.set_level(logging.INFO)
+    clock, model = Clock(), []
+    progress = Progress(io.StringIO(), clock)
+    for _ in range(4):
+        layer = torch.nn.Module()
+        layer.w = torch.nn.Parameter(torch.empty(3 << 29, dtype=torch.int16, device="meta"), False)
+        layer.child = torch.nn.Linear(1 << 15, 1 << 15, device="meta")
+        model.append(layer)
+        progress.planned(layer)
+    clock.now = 100.0
+    for layer in model:
+        progress.done(layer, 1)
+        clock.now += EVERY
+    assert [record.getMessage() for record in caplog.records] == [
+        "rank 1: 2/4 MoE layers laid out, 6.0 GiB, 10 s, about 10 s left",
+        "rank 1: 3/4 MoE layers laid out, 9.0 GiB, 20 s, about 7 s left",
+        "rank 1: 4/4 MoE layers laid out, 12.0 GiB, 30 s",
+    ]
+
+
+def test_the_bytes_and_the_time_of_an_update_are_its_own(caplog):
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    progress = Progress(io.StringIO(), clock)
+    layer = torch.nn.Module()
+    layer.w = torch.nn.Parameter(torch.empty(1 << 30, dtype=torch.uint8, device="meta"), False)
+    progress.planned(layer)
+    for clock.now in (5.0, 1000.0):
+        progress.done(layer, 0)
+        assert caplog.records[-1].getMessage().endswith("1/1 MoE layers laid out, 1.0 GiB, 0 s")
+
+
+def test_a_layer_that_comes_again_begins_a_new_round(caplog):
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    progress = Progress(io.StringIO(), clock)
+    model = layers(3)
+    for layer in model:
+        progress.planned(layer)
+    for now, layer in enumerate([model[0], model[0], model[1], model[2]]):
+        clock.now = 3.0 * now
+        progress.done(layer, 0)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("3/3 MoE layers laid out, 0.0 GiB, 6 s")
+
+
+def test_a_layer_that_nobody_planned_is_done_at_once():
+    stream = Terminal()
+    progress = Progress(stream, Clock())
+    progress.done(layers(1)[0], 0)
+    assert "1/0 MoE layers" in stream.getvalue() and stream.getvalue().endswith("\n")
+
+
+def test_a_terminal_gets_no_lines_in_between(caplog):
+    caplog.set_level(logging.INFO)
+    stream = Terminal()
+    run(stream, count=3, seconds=2 * EVERY)
+    assert len(caplog.records) == 1
+    assert stream.getvalue().count("\r\x1b[K[") == 3 and stream.getvalue().endswith("\r\n")
+
+
+def test_layers_that_are_gone_are_not_waited_for(caplog):
+    caplog.set_level(logging.INFO)
+    progress = Progress(io.StringIO(), Clock())
+    model = layers(2)
+    for layer in model:
+        progress.planned(layer)
+    del layer, model[1]
+    progress.done(model[0], 0)
+    assert "1/1" in caplog.records[0].getMessage()
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

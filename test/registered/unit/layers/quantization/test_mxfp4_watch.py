@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.srt.layers.quantization import mxfp4
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import updating, weights_of
-from sglang_aiter_moe.srt.layers.quantization.mxfp4_watch import checksum
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_watch import (
+    PackedParameter,
+    checksum,
+    data_of,
+    set_data,
+    versions,
+    watch,
+)
 from sglang_aiter_moe.testing import plans
 from sglang_aiter_moe.testing.loaded_layers import (
     load,
@@ -153,6 +160,80 @@ def test_a_checksum_of_a_transposed_tensor_and_of_odd_sizes():
     odd = torch.arange(21, dtype=torch.uint8)
     assert checksum(odd) != checksum(odd.flip(0)) and checksum(odd) == checksum(odd.clone())
     assert checksum(torch.zeros(8)) != checksum(torch.ones(8))
+
+
+def parameter(cls=torch.nn.Parameter):
+    return cls(torch.zeros(2), requires_grad=False)
+
+
+def test_who_takes_or_sets_the_data_is_noted_and_our_own_way_is_not():
+    notes, watched = set(), parameter()
+    watch(watched, "w", notes)
+    assert type(watched) is PackedParameter
+    assert data_of(watched).tolist() == [0.0, 0.0]
+    set_data(watched, torch.ones(2))
+    assert watched.tolist() == [1.0, 1.0] and notes == set()
+    assert watched.data.tolist() == [1.0, 1.0] and notes == {"w"}
+    notes.clear()
+    watched.data = torch.full((2,), 3.0)
+    assert watched.tolist() == [3.0, 3.0] and notes == {"w"}
+
+
+def test_a_parameter_of_another_class_keeps_it():
+    """Whose own ``data`` may be a property: it is compared by its version alone."""
+
+    class Theirs(torch.nn.Parameter):
+        pass
+
+    theirs = parameter(Theirs)
+    watch(theirs, "w", set())
+    assert type(theirs) is Theirs
+
+
+def test_a_packed_parameter_that_nobody_watches():
+    assert parameter(PackedParameter).data.tolist() == [0.0, 0.0]
+
+
+def test_versions_count_writes_one_by_one():
+    a, b = parameter(), parameter()
+    before = versions([a, b])
+    with torch.no_grad():
+        b.add_(1)
+    assert versions([a, b]) == (before[0], before[1] + 1)
+    with torch.inference_mode():
+        assert versions([torch.zeros(1)]) == (0,), "such tensors count nothing"
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.float32, torch.int64]
+)
+@pytest.mark.parametrize("size", [1, 3, 4, 1024, 4096, 5000])
+def test_a_checksum_sees_every_byte(dtype, size):
+    tensor = torch.zeros(size, dtype=dtype)
+    known, seen = checksum(tensor), set()
+    as_bytes = tensor.view(torch.uint8)
+    for position in {0, size // 2, as_bytes.numel() - 1}:
+        as_bytes[position] = 1
+        seen.add(checksum(tensor))
+        as_bytes[position] = 0
+    assert known not in seen and checksum(tensor) == known
+    assert len(seen) == len({0, size // 2, as_bytes.numel() - 1})
+
+
+def test_a_checksum_of_nothing_and_of_a_strided_tensor():
+    assert checksum(torch.zeros(0)) == checksum(torch.zeros(0, dtype=torch.uint8))
+    table = torch.arange(24, dtype=torch.uint8).view(4, 6)
+    assert checksum(table.T) == checksum(table.T.contiguous()) != checksum(table)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_checksum_sees_two_words_change_places(rows):
+    """In one column and in one row of its table of words."""
+    words = torch.arange(rows * 1024, dtype=torch.int32)
+    for a, b in ((0, 1), (0, 1024), (5, 1030)):
+        moved = words.clone()
+        moved[[a, b]] = words[[b, a]]
+        assert checksum(moved) != checksum(words)
 
 
 if __name__ == "__main__":
