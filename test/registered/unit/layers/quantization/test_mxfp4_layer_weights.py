@@ -3,6 +3,7 @@
 import itertools
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -382,7 +383,7 @@ def test_a_nan_that_would_be_packed_is_told_before_it_is(layer, name):
         with pytest.raises(ContractError, match=rf"{name}\[1, 0, 3\] is 0xFF"):
             state.check_written()
         assert name in state.opened, "nothing was packed by asking"
-    assert state.invalid.startswith("ContractError: " + name) or name in state.invalid
+    assert f"{name}[1, 0, 3]" in state.invalid
 
 
 # --- loaders ------------------------------------------------------------------------------------------------
@@ -524,10 +525,7 @@ def test_a_direct_update_needs_a_layer_that_is_laid_out():
 
 
 def test_a_direct_update_of_biases_is_converted():
-    spec = plans.gptoss(1)
-    from dataclasses import replace
-
-    spec = replace(spec, num_experts=2, topk=1, hidden_size=192, intermediate_size=192)
+    spec = replace(plans.gptoss(1), num_experts=2, topk=1, hidden_size=192, intermediate_size=192)
     plan, old = plans.plan(spec), random_raw(spec, 1)
     layer, new = loaded_layer(plan, old), random_raw(spec, 2)
     biases = {n: t.float() for n, t in new.items() if n.endswith("bias")}

@@ -8,6 +8,7 @@ import torch
 
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.srt.layers.moe.moe_runner import expert_ids
+from sglang_aiter_moe.testing.fake_graph import OnGpu
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="base-a-test-cpu")
@@ -92,16 +93,13 @@ class Elsewhere(torch.Tensor):
     """A tensor whose content nobody may ask for, as under tracing."""
 
 
-class Captured(torch.Tensor):
-    is_cuda = True
-
-
 @pytest.mark.parametrize("capturing", [False, True])
 def test_during_a_capture_nothing_is_read(monkeypatch, capturing):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     assert expert_ids._may_read(torch.ones(3)), "a mask on the CPU is no part of a capture"
+    # A plain tensor on a GPU, where there is none: the class that says so passes for torch's.
     monkeypatch.setattr(expert_ids, "type", lambda _: torch.Tensor, raising=False)
-    assert expert_ids._may_read(torch.ones(3).as_subclass(Captured)) is not capturing
+    assert expert_ids._may_read(torch.ones(3).as_subclass(OnGpu)) is not capturing
 
 
 @pytest.mark.parametrize("mask, slot", [([1, 0, 1, 0, 1], 1), ([1, 1, 1, 1, 1], 0)])

@@ -17,6 +17,7 @@ from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import (
 )
 from sglang_aiter_moe.srt.layers.moe.moe_runner.base import MoeRunnerConfig
 from sglang_aiter_moe.testing import fake_aiter
+from sglang_aiter_moe.testing.fake_graph import OnGpu
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.runner_inputs import (
     EXPERTS,
@@ -228,9 +229,6 @@ def test_the_kernel_gets_the_buffer_unless_it_still_reads_it(writes_output, monk
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "fake", "compiled", "cuda"])
 def test_what_runs_once_to_be_replayed(monkeypatch, kind, captured):
-    class OnGpu(torch.Tensor):
-        is_cuda = True
-
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: kind == "compiled")
     tensor = torch.ones(1)
