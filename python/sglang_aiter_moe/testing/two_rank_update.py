@@ -1,7 +1,8 @@
-"""``python -m sglang_aiter_moe.testing.two_rank_update RANK FILE``: weight updates that fail on one of two ranks.
+"""``python -m sglang_aiter_moe.testing.two_rank_update RANK FILE [absent]``: updates that fail on one of two ranks.
 
 Both ranks (gloo, meeting in FILE) hold a layer that is laid out. Prints a JSON line per scenario: what the update
 answered on this rank, and whether its layer then has the ``old`` weights, the ``new`` ones, or is ``invalid``.
+With ``absent`` rank 1 is one without the plugin: it lays nothing out and comes to no update.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -120,7 +122,21 @@ def run(rank: int, scenario: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(rank: int, file: str) -> None:
+def alone(rank: int) -> None:
+    """Rank 0's update, and how long it took to be refused."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["done"])
+        return
+    updater, start = Updater(), time.monotonic()
+    success, message = weight_updater.from_tensor(whole, updater, [])
+    seconds = time.monotonic() - start
+    old = same(packed_bytes(updater.model.experts), packed_bytes(loaded_layer(PLAN, OLD)))
+    print(json.dumps({"success": success, "message": message, "old": old, "seconds": seconds}))
+    store.set("done", "")
+
+
+def main(rank: int, file: str, *how: str) -> None:
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     state = types.ModuleType("sglang.srt.distributed.parallel_state")
     group = types.SimpleNamespace(
@@ -128,6 +144,8 @@ def main(rank: int, file: str) -> None:
     )
     state.get_tp_group = lambda: group
     sys.modules[state.__name__] = state
+    if how:
+        return alone(rank)
     for staging in mxfp4_reload.STAGINGS:
         os.environ[mxfp4_reload.STAGING] = staging
         for scenario in SCENARIOS:
@@ -138,4 +156,4 @@ def main(rank: int, file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

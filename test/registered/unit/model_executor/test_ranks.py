@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -12,17 +13,15 @@ import torch
 from sglang_aiter_moe.srt.model_executor.model_runner_components import ranks
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=15, suite="base-a-test-cpu")
+register_cpu_ci(est_time=40, suite="base-a-test-cpu")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """(rank, staging, scenario) -> what the rank printed."""
-    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
+def two_ranks(folder, *how):
+    """What each of two processes printed: lists of rows."""
     module = "sglang_aiter_moe.testing.two_rank_update"
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), str(meeting)],
+            [sys.executable, "-m", module, str(rank), str(folder / "meeting"), *how],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -30,14 +29,23 @@ def found(tmp_path_factory):
         )
         for rank in range(2)
     ]
-    rows = {}
-    for rank, child in enumerate(children):
+    printed = []
+    for child in children:
         stdout, stderr = child.communicate(timeout=300)
         assert child.returncode == 0, stderr[-3000:]
-        for line in stdout.splitlines():
-            row = json.loads(line)
-            rows[rank, row["staging"], row["scenario"]] = row
-    return rows
+        printed.append([json.loads(line) for line in stdout.splitlines()])
+    return printed
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """(rank, staging, scenario) -> what the rank printed."""
+    printed = two_ranks(tmp_path_factory.mktemp("ranks"))
+    return {
+        (rank, row["staging"], row["scenario"]): row
+        for rank, rows in enumerate(printed)
+        for row in rows
+    }
 
 
 def holds(found, staging, scenario):
@@ -83,6 +91,62 @@ def test_without_the_exchange_the_ranks_would_part(found):
     """The control: what every rank deciding alone does."""
     assert holds(found, "host", "alone") == ["new", "old"]
     assert found[0, "host", "alone"]["success"]
+
+
+def test_a_rank_without_the_plugin_is_named_at_once(tmp_path):
+    """Not after the group's timeout, which is half an hour here; the store is the one by which the ranks met."""
+    ((row,), nothing) = two_ranks(tmp_path, "absent")
+    assert nothing == [] and not row["success"] and row["old"]
+    assert "rank 1 of all ranks does not ask the others about updates" in row["message"]
+    assert row["seconds"] < 60
+
+
+class Meeting:
+    """A store and a group of four ranks, of which this is number 5 of all."""
+
+    def __init__(self, monkeypatch, *announced):
+        self.store = torch.distributed.HashStore()
+        for rank, said in announced:
+            self.store.set(ranks._key(rank), said)
+        monkeypatch.setattr(ranks, "_store", lambda: self.store)
+        monkeypatch.setattr(ranks, "WAIT", timedelta(milliseconds=200))
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 5)
+        monkeypatch.setattr(
+            torch.distributed, "get_process_group_ranks", lambda group: [4, 5, 6, 7]
+        )
+        group = SimpleNamespace(world_size=4, rank_in_group=1, cpu_group=object())
+        monkeypatch.setattr(ranks, "_tensor_parallel_group", lambda: group)
+        self.gathered = []
+
+        def gather(into, own, group):
+            self.gathered.append(own)
+
+        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+
+
+ONE = ranks.TAKES_PART
+
+
+def test_ranks_that_have_announced_themselves_exchange(monkeypatch):
+    meeting = Meeting(monkeypatch, (4, ONE), (6, ONE), (7, ONE))
+    ranks.announce()
+    assert ranks.failure_elsewhere("here") is None and meeting.gathered == ["here"]
+
+
+def test_those_that_have_not_or_ask_otherwise_are_named_and_nothing_is_gathered(monkeypatch):
+    meeting = Meeting(monkeypatch, (4, ONE), (6, "0"))
+    ranks.announce()
+    assert ranks.failure_elsewhere(None).startswith("rank 6, 7 of all ranks does not ask")
+    assert meeting.gathered == []
+
+
+def test_who_could_not_announce_itself_asks_as_before(monkeypatch):
+    """As after a process group was made anew: nobody's word is in its store."""
+    meeting = Meeting(monkeypatch)
+    assert ranks.failure_elsewhere(None) is None and meeting.gathered == [None]
+    monkeypatch.setattr(ranks, "_store", lambda: None)
+    ranks.announce()
+    assert ranks.failure_elsewhere(None) is None
 
 
 def test_a_rank_that_has_gone_is_a_failure(monkeypatch):

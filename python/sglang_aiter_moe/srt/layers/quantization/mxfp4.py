@@ -25,6 +25,7 @@ from sglang_aiter_moe.srt.layers.moe.moe_runner.aiter import (
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_checkpoint import check_and_pad
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_raw_form import raw_forms
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import WEIGHTS, LayerWeights, weights_of
+from sglang_aiter_moe.srt.model_executor.model_runner_components import ranks
 
 #: Where a prepared layer keeps its plan, and the tensors that AITER is called with.
 PLAN = "aiter_moe_plan"
@@ -127,6 +128,7 @@ def mark_prepared(layer: Any, plan: MoePlan) -> None:
         getattr(layer, name).is_shuffled = True
     setattr(layer, OPERANDS, (_fp4_view(layer.w13_weight), _fp4_view(layer.w2_weight)))
     setattr(layer, PLAN, plan)
+    ranks.announce()
 
 
 def moe_quant_info(layer: Any, expert_mask: torch.Tensor | None = None) -> AiterMoeQuantInfo:

@@ -8,12 +8,26 @@ from __future__ import annotations
 
 import logging
 import sys
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import torch
 
 logger = logging.getLogger(__name__)
+TAKES_PART = "1"
+"""What a rank that asks the others says; another number once it asks them otherwise."""
+WAIT = timedelta(seconds=10)
+
+
+def announce() -> None:
+    """Says in the store by which the ranks met that this one comes to every exchange.
+
+    Called by each rank once its layers are laid out, which is before the first update. No collective: a rank without
+    this code would never join one.
+    """
+    if (store := _store()) is not None:
+        store.set(_key(torch.distributed.get_rank()), TAKES_PART.encode())
 
 
 def failure_elsewhere(reason: str | None) -> str | None:
@@ -28,6 +42,11 @@ def failure_elsewhere(reason: str | None) -> str | None:
     group = _tensor_parallel_group()
     if group is None:
         return None
+    if absent := _absent(group):
+        return (
+            f"rank {', '.join(map(str, absent))} of all ranks does not ask the others about updates (no plugin there, "
+            "another version, or switched off) and may hold other weights now: start every rank with the same plugin"
+        )
     said: list[str | None] = [None] * group.world_size
     try:
         torch.distributed.all_gather_object(said, reason, group=group.cpu_group)
@@ -39,11 +58,47 @@ def failure_elsewhere(reason: str | None) -> str | None:
     return None
 
 
+def _absent(group: Any) -> list[int]:
+    """The ranks, counted over all, that have not announced themselves; none if this one could not."""
+    store = _store()
+    if store is None or not store.check([_key(torch.distributed.get_rank())]):
+        return []
+    absent, wait = [], WAIT
+    for rank in torch.distributed.get_process_group_ranks(group.cpu_group):
+        try:
+            store.wait([_key(rank)], wait)
+            here = store.get(_key(rank)) == TAKES_PART.encode()
+        except RuntimeError:  # torch's DistStoreError among them
+            here, wait = False, timedelta(milliseconds=100)  # the others had the same time
+        if not here:
+            absent.append(rank)
+    return absent
+
+
+def _key(rank: int) -> str:
+    return f"sglang_aiter_moe/updates/{rank}"
+
+
+def _store() -> Any:
+    """The store of the default process group; None for one rank, and where torch does not say."""
+    if not _several():
+        return None
+    get = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    try:
+        return get() if get is not None else None
+    except ValueError:  # no default process group
+        return None
+
+
+def _several() -> bool:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    return torch.distributed.get_world_size() > 1
+
+
 def _tensor_parallel_group() -> Any:
     """SGLang's; None if this rank is alone."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
-    if torch.distributed.get_world_size() == 1:
+    if not _several():
         return None
     state = sys.modules.get("sglang.srt.distributed.parallel_state")
     try:
