@@ -14,6 +14,7 @@ import torch
 from sglang_aiter_moe.amdgpu.launch import Device, as_bytes
 from sglang_aiter_moe.amdgpu.triton_driver import Call, scalar
 from sglang_aiter_moe.testing import amd_cases
+from sglang_aiter_moe.testing.packing import pack_scale
 from sglang_aiter_moe.testing.triton_cases import Case
 from sglang_aiter_moe.testing.triton_compile import LAYOUTS
 
@@ -35,6 +36,8 @@ class Kept:
     written: dict[str, torch.Tensor]
     executed: dict[int, int]
     """Line of the text -> how often a wave executed it."""
+    scale_layout: str = "separated"
+    """Of the weights' scales."""
 
     @property
     def instructions(self) -> int:
@@ -87,7 +90,8 @@ def keep(case: Case, kernel: str, seed: int = 1) -> Kept:
     if not amd_cases.right(row):
         raise RuntimeError(f"{case.name} is wrong before any change: {row}")
     (kept,) = devices[0].kept
-    return kept
+    layout = case.w13_scale if kernel == "stage1_kernel" else case.w2_scale
+    return dataclasses.replace(kept, scale_layout=layout)
 
 
 def launches(kept: Kept) -> list[Kept]:
@@ -103,16 +107,20 @@ def wide(kept: Kept, seed: int = 1) -> Kept:
         if name == "w_scale_bytes":  # the last scales lie past the end: they read as NaN
             changed[name] = scalar(old.value - CUT, "i32")
         elif name in ROWS:
-            sizes = torch.randint(-24, 0, (old.shape[0], 1), generator=g)
+            sizes = torch.randint(-44, 0, (old.shape[0], 1), generator=g)
             changed[name] = _values(old, sizes, g)
         elif name in ("x_scale_ptr", "y_scale_ptr") and old.dtype == torch.uint8:
-            rows = torch.randint(95, 125, (old.shape[0], 1), generator=g)
+            rows = torch.randint(75, 125, (old.shape[0], 1), generator=g)
             changed[name] = (rows + torch.randint(0, 4, old.shape, generator=g)).byte()
             changed[name][:4, 0] = torch.tensor([0, 1, 254, 255], dtype=torch.uint8)
         elif name == "w_scale_ptr":
-            # Of 120 to 135: both sides of the byte whose sign would be seen if it were read as a signed one.
+            # Rows of very different sizes, so that neighbours in a block take different branches of the activation;
+            # on both sides of 128, whose sign would be seen if a byte were read as a signed one.
+            experts, rows, half = kept.call.arguments["w_ptr"].shape
+            sizes = torch.randint(112, 136, (experts, rows, 1), generator=g)
+            scales = sizes + torch.randint(0, 4, (experts, rows, half // 16), generator=g)
             count = old.numel() - CUT
-            changed[name] = torch.randint(120, 136, (count,), generator=g).byte()
+            changed[name] = pack_scale(scales.byte(), kept.scale_layout).flatten()[:count].clone()
             some = torch.randint(0, count, (4,), generator=g)
             changed[name][some] = torch.tensor([0, 1, 200, 255], dtype=torch.uint8)
         elif name == "weights_ptr":
@@ -148,10 +156,15 @@ def extreme(kept: Kept, seed: int = 1) -> Kept:
 
 
 def ragged(kept: Kept) -> Kept:
-    """The same launch with five rows of each block of 32 that hold no pair."""
+    """The same launch with five rows of each block of 32 that hold no pair, and three slots a token."""
     pairs = kept.call.arguments["pairs_ptr"].clone()
     pairs.view(-1, 32)[:, 13:18] = kept.call.arguments["num_pairs"].value
-    return _again(kept, {"pairs_ptr": pairs})
+    changed = {"pairs_ptr": pairs}
+    if (
+        "topk" in kept.call.arguments
+    ):  # a pair's token is a quotient by it, and 2 divides too easily
+        changed["topk"] = scalar(3, "i32")
+    return _again(kept, changed)
 
 
 def _operands(kept: Kept) -> list[tuple[str, Any]]:
