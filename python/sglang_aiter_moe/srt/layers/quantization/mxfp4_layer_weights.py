@@ -57,7 +57,7 @@ class Running:
     def fail(self, reason: str) -> None:
         """Every layer that the update wrote gets its weights back, or becomes invalid."""
         with self.lock:
-            for state in self.written:
+            for state in list(self.written):
                 state.roll_back(reason)
 
     def forget(self, states: Iterable[LayerWeights]) -> None:
@@ -213,9 +213,9 @@ class LayerWeights:
             else:
                 self.invalid = reason
                 self._rewritten.clear()
-                self.open()
-                for name in SCALES:
-                    _bytes_of(getattr(self.layer, name)).fill_(NAN_SCALE)
+                # NaN goes into the packed scales alone: loaders do not write all of the raw ones on a rank that
+                # has fewer columns than the others.
+                self.close()
                 logger.error("%s is invalid until a full update: %s", self._name, reason)
             self.forget()
 
@@ -348,7 +348,7 @@ class LayerWeights:
 
     def _nan_error(self) -> ContractError | None:
         if self.invalid is not None and not self._is_rewritten():
-            return None  # its scales are NaN on purpose
+            return None  # what is missing comes with a later update
         for name in self.opened:
             if self.forms[name].is_scale:
                 try:
