@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ BENCHMARKS = {
     "cpu": ("cpu_fused_moe.py", "portable fused_moe on the CPU: time and memory"),
     "amd": ("amd_compile.py", "registers, spills and matrix instructions of the AMD builds"),
 }
+#: Benchmark -> what it needs of this machine.
+NEEDS = {"kernels": "gpu", "layouts-gpu": "gpu", "routing": "gpu", "host": "sglang"}
 
 
 class BenchGroup(TyperGroup):
@@ -52,6 +55,7 @@ def bench() -> None:
 def _runner(name: str, what: str) -> Callable[..., None]:
     def run(context: typer.Context, json_target: JsonOption = None) -> None:
         command = [sys.executable, str(script(name)), *context.args]
+        check_needs(name, context.args)
         if json_target != "-":
             extra = [] if json_target is None else ["--json", json_target]
             raise typer.Exit(subprocess.run(command + extra, check=False).returncode)
@@ -74,6 +78,32 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 for _name, (_, _what) in BENCHMARKS.items():
     app.command(_name, context_settings=_PASS_ON)(_runner(_name, _what))
 app.command("serving", context_settings={"allow_extra_args": True})(serving)
+
+
+def check_needs(name: str, arguments: list[str]) -> None:
+    """Refuses a benchmark that this machine cannot run.
+
+    Raises:
+        ContractError: it needs a GPU, and torch sees none; or SGLang, which is not installed.
+    """
+    if {"--help", "-h"} & set(arguments):
+        return
+    if NEEDS.get(name) == "gpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ContractError(
+                f"bench {name} measures a GPU, and torch {torch.__version__} sees none",
+                allowed="a GPU, and a build of torch for it",
+                fix="run it on a machine with a GPU; `bench cpu`, `layouts` and `amd` need none",
+            )
+    given = any(a.split("=")[0] == "--sglang-path" for a in arguments)
+    if NEEDS.get(name) == "sglang" and not given and importlib.util.find_spec("sglang") is None:
+        raise ContractError(
+            f"bench {name} compares with SGLang's own code, and SGLang is not installed here",
+            allowed="an environment with SGLang, or --sglang-path",
+            fix=f"`sglang-aiter-moe bench {name} -- --sglang-path DIR`, where DIR holds an unpacked release",
+        )
 
 
 def script(name: str, root: Path | None = None) -> Path:

@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from sglang_aiter_moe.cli import app
-from sglang_aiter_moe.cli.bench import BENCHMARKS, script
+from sglang_aiter_moe.cli.bench import BENCHMARKS, NEEDS, script
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -61,6 +62,30 @@ def test_serving_refuses_before_an_environment_is_made(arguments, words, monkeyp
     result = CliRunner().invoke(app, ["bench", "serving", "model", *arguments])
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_what_a_machine_lacks_is_said_before_anything_runs(name, monkeypatch):
+    """A traceback from inside the script named neither."""
+    started = []
+    monkeypatch.setattr(
+        "subprocess.run",
+        lambda command, **_: started.append(command) or SimpleNamespace(returncode=0),
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["bench", name])
+    said = " ".join(result.stderr.split())
+    lacks = {"gpu": "sees none", "sglang": "SGLang is not installed here"}.get(NEEDS.get(name))
+    assert (result.exit_code, len(started)) == ((0, 1) if lacks is None else (2, 0))
+    assert lacks is None or (f"bench {name} " in said and lacks in said)
+    ways_round = [["--", "--help"]] + [["--", "--sglang-path", "x"]] * (name == "host")
+    for more in ways_round:
+        assert CliRunner().invoke(app, ["bench", name, *more]).exit_code == 0
+
+
+def test_needs_are_of_benchmarks():
+    assert set(NEEDS) < set(BENCHMARKS)
 
 
 def test_options_go_to_the_benchmark_and_json_alone_to_standard_output():
