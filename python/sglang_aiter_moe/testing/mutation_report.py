@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_aiter_moe.evaluation.interval import binomial_interval
-from sglang_aiter_moe.testing.mutation_run import ELSEWHERE, IN_THE_MATRIX, without_line
+from sglang_aiter_moe.testing.mutation_run import ELSEWHERE, PACKAGE, sources, without_line
 
 _RUN = "python -m sglang_aiter_moe.testing.mutation_run docs/mutation"
 _INTRODUCTION = f"""\
@@ -28,18 +28,18 @@ it and from what `docs/mutation_survivors.json` says; do not edit.
 Do the tests of `contract/` and `srt/` notice a small mistake there? `testing/mutation.py` makes mutants of a module,
 one change each (comparisons, `and`/`or`, `not`, arithmetic, numbers, conditions, dropped raises, results and calls),
 and leaves messages, annotations and docstrings alone. `testing/mutation_run.py` runs each against the tests of its
-module (`TESTS` there, chosen by what `testing/mutation_tests.py` saw them execute) and stops at the first failure;
-`testing/mutation_matrix.py` runs those of what lives inside SGLang alone against a part of the matrix. The sample: of
-each module those mutants whose text has the smallest hash, at least three of them, so that it is always the same for
-the same source.
+module (`TESTS` there, chosen by what `testing/mutation_tests.py` saw them execute) and stops at the first failure. The
+sample: of each module those mutants whose text has the smallest hash, at least three of them, so that it is always the
+same for the same source.
 
 ```
 {_RUN}.json --only 'contract/*' --share 0.15
 {_RUN}.json --only 'srt/*' --share 0.05
-python -m sglang_aiter_moe.testing.mutation_matrix docs/mutation.json --share 0.05    # with SGLang 0.5.23
 ```
 
-A run goes on where the last one ended. A module whose source has changed since is run anew.
+A run goes on where the last one ended. A module whose source has changed since is run anew; in a draw its first
+verdicts stay. All rows are of the sources whose hashes the files keep, and not of later ones: the first command of this
+page says which modules have changed since.
 """
 
 
@@ -58,7 +58,6 @@ class Draw:
     about: str
 
 
-_NOT_MATRIX = ", ".join(f"`{name}`" for name in IN_THE_MATRIX)
 DRAWS = (
     Draw(
         "second",
@@ -67,7 +66,20 @@ DRAWS = (
             f"{_RUN}_second.json --only 'srt/*' --share 0.025 --least 2 --draw second "
             "--beside docs/mutation.json",
         ),
-        "Drawn after the tests for the first sample. Of `contract/` it may have mutants of that sample, of `srt/` not.",
+        "Drawn after the tests for the first sample. Of `contract/` it may have mutants of that sample, of `srt/` not. "
+        "Without three modules of `srt/` that had no unit tests then: `mxfp4_method.py`, `mxfp4_others.py` and "
+        "`flashinfer_trtllm.py`.",
+    ),
+    Draw(
+        "third",
+        (
+            f"{_RUN}_third.json --only 'srt/*' --share 0.045 --least 2 --apart --draw third "
+            "--beside docs/mutation.json docs/mutation_second.json docs/mutation_seen.json",
+        ),
+        "Drawn after tests had been written for the kinds of changes that survived so far: each side of a condition, "
+        "boundaries, what a message names, a GPU's branches, what a child process runs. The mutants that were looked "
+        "at while writing them (`docs/mutation_seen.json`) are not in it. From here on equal changes on several lines "
+        "are drawn one by one, and every module of `srt/` is in.",
     ),
 )
 
@@ -128,12 +140,7 @@ def markdown(
     found = survivors(results, reasons)
     parts = [_INTRODUCTION, *_all_draws(results, draws), ""]
     parts += ["## The sample that tests were written for\n", *_table(results, found), ""]
-    left_out = ELSEWHERE | {
-        name: "runs inside SGLang alone: not sampled yet"
-        for name in IN_THE_MATRIX
-        if name not in results
-    }
-    parts += ["Not run, and why:\n", *(f"- `{name}`: {why}" for name, why in left_out.items()), ""]
+    parts += ["Not run, and why:\n", *(f"- `{name}`: {why}" for name, why in ELSEWHERE.items()), ""]
     parts += ["## Survivors of that sample\n", *_explained(found)]
     for draw in DRAWS:
         if draw.name in draws:
@@ -186,8 +193,7 @@ def _all_draws(results: dict[str, Any], draws: dict[str, dict[str, Any]]) -> Ite
     yield (
         "Each draw was run before any test was written for its own survivors. In brackets: the 95% interval of the "
         "share of all mutants (Clopper-Pearson), as if they had been drawn without regard to modules. All draws are "
-        f"here, whatever they gave. Without what runs inside SGLang alone ({_NOT_MATRIX}), of which no other mutants "
-        "were drawn.\n"
+        "here, whatever they gave.\n"
     )
     yield "| draw | | run | killed at first | share | without those of the first sample | killed after tests for them |"
     yield "|---|---|---|---|---|---|---|"
@@ -262,5 +268,19 @@ def read(
     return load(""), load("_survivors"), {draw.name: load(f"_{draw.name}") for draw in DRAWS}
 
 
+def changed(results: dict[str, Any]) -> list[str]:
+    """The modules whose source is another one than that of their mutants."""
+    now = sources([name for name in results if (PACKAGE / name).is_file()])
+    return [name for name, entry in results.items() if entry["source"] != now.get(name)]
+
+
+def main() -> None:
+    docs = Path(sys.argv[1])
+    write(docs)
+    results, _, draws = read(docs)
+    for title, one in (("the sample", results), *draws.items()):
+        print(f"{title}: changed since: {', '.join(changed(one)) or 'none'}")
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    main()

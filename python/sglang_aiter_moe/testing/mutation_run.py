@@ -34,13 +34,22 @@ UNIT = "test/registered/unit/"
 _PLAN = ("contract/test_plan.py", "contract/test_refusals.py", "contract/test_moe_plan.py")
 _TOTAL = "contract/test_plan_total.py"
 _MX = "layers/quantization/test_mxfp4_"
+_UPDATES = (
+    "model_executor/test_weight_updater.py",
+    "model_executor/test_weight_updater_methods.py",
+)
+_OF_RUNNER = "layers/moe/moe_runner/test_"
+_CONTEXT = "layers/test_zero_copy_context.py"
 _RUNNER = (
     "patches/test_glue.py",
+    f"{_OF_RUNNER}output.py",
+    f"{_OF_RUNNER}call_arguments.py",
     "layers/moe/test_aiter_runner_upstream.py",
     "layers/moe/test_aiter_runner.py",
     f"{_MX}situ_output.py",
 )
 _BIAS = (
+    "layers/moe/test_correction_bias.py",
     "patches/test_glue.py",
     "patches/test_routing_glue.py",
     "patches/test_select_experts.py",
@@ -69,56 +78,73 @@ TESTS: dict[str, tuple[str, ...]] = {
     "contract/spec.py": ("contract/test_spec.py", *_PLAN),
     "contract/tuned.py": ("contract/test_tuned.py", *_PLAN),
     "srt/layers/moe/moe_runner/aiter.py": _RUNNER,
-    "srt/layers/moe/moe_runner/aiter_api.py": ("srt/test_switch.py", *_RUNNER),
+    "srt/layers/moe/moe_runner/aiter_api.py": (
+        f"{_OF_RUNNER}aiter_api.py",
+        "srt/test_switch.py",
+        *_RUNNER,
+    ),
     "srt/layers/moe/moe_runner/base.py": _RUNNER,
     "srt/layers/moe/moe_runner/call_arguments.py": _RUNNER,
-    "srt/layers/moe/moe_runner/dispatch.py": _RUNNER,
-    "srt/layers/moe/moe_runner/expert_ids.py": _RUNNER,
+    "srt/layers/moe/moe_runner/dispatch.py": (f"{_OF_RUNNER}dispatch.py", *_RUNNER),
+    "srt/layers/moe/moe_runner/expert_ids.py": (f"{_OF_RUNNER}expert_ids.py", *_RUNNER),
+    "srt/layers/moe/moe_runner/flashinfer_trtllm.py": (
+        f"{_OF_RUNNER}flashinfer_trtllm.py",
+        "patches/test_glue.py",
+        "patches/test_routing_glue.py",
+    ),
     "srt/layers/moe/correction_bias.py": _BIAS,
     "srt/layers/moe/topk.py": _BIAS,
-    "srt/layers/quantization/mxfp4.py": (*_LAYOUT, f"{_MX}situ_output.py"),
-    "srt/layers/quantization/mxfp4_checkpoint.py": _LAYOUT,
+    "srt/layers/quantization/mxfp4.py": (f"{_MX}quant_info.py", *_LAYOUT, f"{_MX}situ_output.py"),
+    "srt/layers/quantization/mxfp4_checkpoint.py": (f"{_MX}checkpoint.py", *_LAYOUT),
     "srt/layers/quantization/mxfp4_layer_weights.py": (
+        f"{_MX}layer_weights.py",
         f"{_MX}reload.py",
         f"{_MX}watch.py",
-        "model_executor/test_weight_updater.py",
+        *_UPDATES,
+    ),
+    "srt/layers/quantization/mxfp4_method.py": ("srt/test_mxfp4_method.py",),
+    "srt/layers/quantization/mxfp4_others.py": (
+        f"{_MX}others.py",
+        *_UPDATES,
     ),
     "srt/layers/quantization/mxfp4_packed.py": (f"{_MX}packed.py",),
     "srt/layers/quantization/mxfp4_progress.py": (f"{_MX}progress.py",),
-    "srt/layers/quantization/mxfp4_raw_form.py": (f"{_MX}reload.py", f"{_MX}packed.py"),
-    "srt/layers/quantization/mxfp4_reload.py": (
+    "srt/layers/quantization/mxfp4_raw_form.py": (
+        f"{_MX}quant_info.py",
         f"{_MX}reload.py",
-        "model_executor/test_weight_updater.py",
+        f"{_MX}packed.py",
+    ),
+    "srt/layers/quantization/mxfp4_reload.py": (
+        f"{_MX}layer_weights.py",
+        f"{_MX}reload.py",
+        *_UPDATES,
     ),
     "srt/layers/quantization/mxfp4_update_check.py": (
+        f"{_MX}update_check.py",
         f"{_MX}reload.py",
-        "model_executor/test_weight_updater.py",
+        *_UPDATES,
     ),
     "srt/layers/quantization/mxfp4_watch.py": (
         f"{_MX}watch.py",
         f"{_MX}reload.py",
-        "model_executor/test_weight_updater.py",
+        *_UPDATES,
     ),
-    "srt/layers/zero_copy_context.py": _RUNNER,
+    "srt/layers/zero_copy_context.py": (_CONTEXT, *_RUNNER),
     "srt/model_executor/model_runner_components/ranks.py": (
-        "model_executor/test_weight_updater.py",
+        *_UPDATES,
         "model_executor/test_ranks.py",
     ),
     "srt/model_executor/model_runner_components/weight_updater.py": (
-        "model_executor/test_weight_updater.py",
+        *_UPDATES,
         "model_executor/test_ranks.py",
     ),
     "srt/switch.py": ("srt/test_switch.py", "test_plugin.py"),
 }
-#: Modules that run inside SGLang alone, and in every cell of the matrix: ``mutation_matrix``.
-IN_THE_MATRIX = ("srt/layers/quantization/mxfp4_method.py",)
 #: Modules without tests here, and why.
 ELSEWHERE = {
     "contract/_device_kernels.py": "GPU kernels, which are off until executed on one",
     "contract/_device_scale_kernels.py": "the same",
     "contract/device_moves.py": "their host side",
-    "srt/layers/moe/moe_runner/flashinfer_trtllm.py": "runs inside SGLang alone: test/registered/e2e",
-    "srt/layers/quantization/mxfp4_others.py": "runs inside SGLang alone: test/registered/e2e",
 }
 
 

@@ -133,6 +133,12 @@ def test_a_result_is_copied_once_and_its_padding_is_left():
         assert torch.equal(buffer, result[:, :width]) and buffer._version == 1
 
 
+def test_the_buffer_itself_is_not_copied_in_compiled_code_either(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    buffer = torch.ones(SHAPE)
+    assert context.deliver(buffer, buffer) is buffer and buffer._version == 0
+
+
 @pytest.mark.parametrize("compiling", [False, True])
 def test_another_view_of_the_buffer_is_not_copied(monkeypatch, compiling):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)

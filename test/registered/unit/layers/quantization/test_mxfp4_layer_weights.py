@@ -1,5 +1,6 @@
 """The states of one layer's weights, one by one: open, packed, blocked, invalid; and what each lets through."""
 
+import contextlib
 import itertools
 import logging
 import sys
@@ -417,32 +418,31 @@ def test_loaders_of_a_layer_that_is_raw_are_sglangs():
     assert loader(1, 2, 3, expert_id=4) == ((1, 2, 3), {"expert_id": 4})
 
 
+@pytest.mark.parametrize("staging", ["none", "host"])
 @pytest.mark.parametrize("around", ["nothing", "update", "session"])
-def test_a_loader_that_fails_ends_what_it_is_alone(layer, around):
-    state, bad = weights_of(layer), {"w2_weight": torch.zeros(2, 256, 64)}
+def test_a_loader_that_fails_ends_what_it_is_alone(layer, monkeypatch, around, staging):
+    """What is undone stays open until the update ends; what is lost is refused at once."""
+    monkeypatch.setenv(STAGING, staging)
+    state, before = weights_of(layer), packed_bytes(layer)
 
     def write():
+        load(layer, {"w13_weight": NEW["w13_weight"]})
         with pytest.raises(ContractError, match=r"layer 5 w2_weight has dtype torch\.float32"):
-            load(layer, bad)
+            load(layer, {"w2_weight": torch.zeros(2, 256, 64)})
+        assert bool(state.opened) is (around != "nothing" and staging == "host")
 
-    load_one = {"w13_weight": NEW["w13_weight"]}
-    if around == "nothing":
-        load(layer, load_one)
-        write()
-        assert not state.opened and state.invalid.startswith("w2_weight: layer 5 w2_weight has")
-        return
     if around == "session":
         begin_session()
-        load(layer, load_one)
         write()
-        assert state.opened, "the session is still open"
         end_session()
     else:
-        with updating():
-            load(layer, load_one)
+        with updating() if around == "update" else contextlib.nullcontext():
             write()
-            assert state.opened, "the update is still open"
-    assert not state.opened and state.invalid
+    assert not state.opened
+    if staging == "host":
+        assert state.invalid is None and same(packed_bytes(layer), before)
+    else:
+        assert state.invalid.startswith("w2_weight: layer 5 w2_weight has")
 
 
 # --- updates within updates -----------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_an_inner_failure_that_is_caught_is_one_of_the_whole(layer):
         with pytest.raises(OSError), updating():
             load(layer, {"w2_weight": NEW["w2_weight"]})
             raise OSError("inner")
-        assert state.opened and state.invalid == "OSError: inner"
+        assert state.invalid == "OSError: inner"
     assert not state.opened and state.invalid == "OSError: inner"
 
 

@@ -78,6 +78,14 @@ def another_parameter(layer):
     layer.w13_weight = torch.nn.Parameter(raw, requires_grad=False)
 
 
+def another_parameter_that_was_written_as_often(layer):
+    raw, writes = random_raw(PLAN.spec, 2)["w13_weight"], layer.w13_weight._version
+    layer.w13_weight = torch.nn.Parameter(raw, requires_grad=False)
+    for _ in range(writes):
+        layer.w13_weight.add_(0)
+    assert weights_of(layer).is_callable, "nothing but its address tells it"
+
+
 WRITES = (
     raw_over_the_whole,
     the_same_weights_raw,
@@ -87,6 +95,7 @@ WRITES = (
     load_state_dict,
     other_memory,
     another_parameter,
+    another_parameter_that_was_written_as_often,
 )
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,8 +147,7 @@ def test_the_activation_by_the_config(activation, alpha, beta, name):
 
 def test_an_older_config_without_a_beta():
     """SGLang before 0.5.21 has no gemm1_beta."""
-    config = MoeRunnerConfig(gemm1_alpha=1.702)
-    del config.gemm1_beta
+    config = SimpleNamespace(activation="silu", gemm1_alpha=1.702)
     assert call_arguments.activation_name(config, None) == "swiglu"
 
 
@@ -185,6 +185,13 @@ def test_situ_has_betas_and_no_limit(aiter):
     run(SITU, info=make_info(swiglu_limit=7.0))
     assert "swiglu_limit" not in aiter.call and aiter.call["gate_mode"] == "separated"
     assert [type(aiter.call[name]) for name in ("beta", "linear_beta")] == [float, float]
+
+
+@pytest.mark.parametrize("limit, sent", [(0.0, False), (0.5, True), (1.0, True), (7.0, True)])
+def test_any_positive_limit_is_one(aiter, limit, sent):
+    run(info=make_info(swiglu_limit=limit))
+    assert aiter.call.get("swiglu_limit") == (limit if sent else None)
+    assert aiter.call["gate_mode"] == ("interleave" if sent else "separated")
 
 
 def test_a_plans_limit_is_the_one_that_is_sent(aiter):
