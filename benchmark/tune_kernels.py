@@ -25,12 +25,14 @@ from sglang_aiter_moe.portable.triton.hopper import table
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, Ring
 from sglang_aiter_moe.portable.triton.hopper.launch import ListConfig, TokenConfig
 from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig
+from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig
 
 LIMIT = {"A16W4": 4e-3, "A8W4": 1e-2, "A4W4": 4e-2}
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
 R = Ring
 CANDIDATES = {
     "short": [
+        WholeConfig(3), WholeConfig(4), WholeConfig(5),
         TokenConfig(32, 4, 7, 16, 1, 2, 8), TokenConfig(16, 4, 7, 16, 1, 2, 8), TokenConfig(32, 2, 2, 16, 1, 2, 4),
         TokenConfig(32, 1, 4, 16, 1, 2, 4), ListConfig(32, 1, 4, 32, 4, 3), ListConfig(32, 1, 1, 32, 4, 3),
         Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 3)), Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 4, 3)),
@@ -41,6 +43,7 @@ CANDIDATES = {
         PrefillConfig(96, tiles=7, regs1=128, regs2=128), PrefillConfig(160, tiles=7),
     ],
     "long": [
+        WholeConfig(3), WholeConfig(4), WholeConfig(5),
         TokenConfig(32, 4, 6, 16, 4, 5, 16), TokenConfig(16, 4, 6, 16, 4, 5, 16), TokenConfig(32, 2, 2, 32, 2, 2, 8),
         ListConfig(32, 1, 1, 32, 1, 2), ListConfig(32, 1, 2, 32, 1, 2),
         Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 2, 3)), Fp8Config(8, R(4, 16, 5, 2), R(4, 16, 2, 3)),
@@ -56,7 +59,13 @@ def form_of(config) -> str:
     return next(name for name, (kind, _, _) in table.FORMS.items() if type(config) is kind)
 
 
-PLAUSIBLE = {"tokens": (1, 8), "list": (8, 512), "fp8": (4, 256), "prefill": (64, 1 << 30)}
+PLAUSIBLE = {
+    "whole": (1, 4),
+    "tokens": (1, 8),
+    "list": (8, 512),
+    "fp8": (2, 256),
+    "prefill": (64, 1 << 30),
+}
 """Token counts at which a form is timed; outside it was never within 1.5 of the best."""
 
 

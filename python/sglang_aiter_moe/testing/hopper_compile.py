@@ -29,6 +29,7 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import stage1_prefil
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage2 import stage2_prefill
 from sglang_aiter_moe.portable.triton.hopper.stage1 import stage1_hopper
 from sglang_aiter_moe.portable.triton.hopper.stage2 import stage2_list
+from sglang_aiter_moe.portable.triton.hopper.whole import whole_layer
 from sglang_aiter_moe.testing.triton_compile import FLOATS, POINTERS
 
 BIN = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
@@ -41,6 +42,10 @@ FP8 = POINTERS | {
     "scale_ptr": "i32", "starts_ptr": "i32", "counter_ptr": "i32",
 }  # fmt: skip
 PAIR = FP8 | {"a_ptr": "bf16"}
+WHOLE = POINTERS | {
+    "x_ptr": "bf16", "a_ptr": "bf16", "ids_ptr": "i32", "state_ptr": "i32", "out_ptr": "bf16", "bias13_ptr": "fp32",
+    "bias2_ptr": "fp32",
+}  # fmt: skip
 PREFILL = BF16 | {"w_ptr": "i32", "block_rows_ptr": "i32"}
 K3 = {"H": 3584, "I": 384}
 STAGE1 = K3 | {"LAYOUT": "separated", "ACTIVATION": "situv2", "HAS_LIMIT": False, "HAS_BIAS": False}
@@ -55,6 +60,9 @@ def forms() -> dict[str, tuple]:
     fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4, "SB": 16, "SLOTS": 3}
     pair = {"RULE": "none", "VIA_BF16": False, "QUADS2": 3}
     epilogue = {"RULE": "epilogue", "VIA_BF16": False, "QUADS2": 3, "PARTS": 1}
+    whole = {"HAS_BIAS13": False, "HAS_BIAS2": False, "SB": 16, "SLOTS": 5}
+    one = {k: v for k, v in STAGE1.items() if k != "HAS_BIAS"} | whole | {"TOPK": 16}
+    one_oss = one | oss | {"TOPK": 4, "HAS_BIAS13": True, "HAS_BIAS2": True, "ACTIVATION": "swiglu"}
     prefill = {"WIDE": False, "R": 128, "W": 8}
     return {
         "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
@@ -70,6 +78,9 @@ def forms() -> dict[str, tuple]:
         "fp8 stage 1, 16 columns": (stage1_fp8, STAGE1 | fp8 | pair | {"N": 16}, PAIR, 4, 16),
         "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True}, PAIR, 4, 8),
         "fp8 stage 2 A8W4": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "PARTS": 1}, FP8, 4, 8),
+        "whole": (whole_layer, one, WHOLE, 8, 8),
+        "whole gui": (whole_layer, one | {"LAYOUT": "gu_interleaved"}, WHOLE, 8, 8),
+        "whole, K 2880": (whole_layer, one_oss, WHOLE, 8, 8),
         "prefill stage 1": (
             stage1_prefill, STAGE1 | prefill | {"X_STRIDE": 3584, "A_STRIDE": 384, "T": 96, "FORMAT": "bf16",
             "RULE": "none", "VIA_BF16": False}, PREFILL, 8, 96,
@@ -83,18 +94,19 @@ def forms() -> dict[str, tuple]:
     }  # fmt: skip
 
 
-DESCRIPTORS = {"desc_w": "u8", "desc_s": "i32"}
-
-
 def descriptor_type(name: str, c: dict) -> str:
-    """As the launcher names it; the boxes are those of ``fp8_launch``."""
-    both = 2 if c.get("LAYOUT") == "separated" else 1
-    if name == "desc_w":
-        box, bits = [both, c["W"] // both, 2 * c["SB"], 128], 8
+    """As the launcher names it; the boxes are those of ``fp8_launch``, with a number of ``whole_launch``."""
+    both = 2 if c.get("LAYOUT") == "separated" and not name.endswith("2") else 1
+    whole = name[-1].isdigit()
+    w, swizzle = 2 if whole else c["W"], 128
+    if name.startswith("desc_w"):
+        box, bits = [both, w // both, 2 * c["SB"], 128], 8
+    elif whole:
+        box, bits, swizzle = [both, 1, c["SB"] // 2, 16], 32, 64
     else:
-        box, bits = [both, c["W"] // 2 // both, c["SB"] // 4, 32], 32
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=4)
-    return f"tensordesc<{DESCRIPTORS[name]}{box},{layout!r}>"
+        box, bits = [both, w // 2 // both, c["SB"] // 4, 32], 32
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=4)
+    return f"tensordesc<{'u8' if bits == 8 else 'i32'}{box},{layout!r}>"
 
 
 def build(kernel, constants: dict, types: dict, warps: int, maxnreg: int | None = None):
@@ -103,7 +115,7 @@ def build(kernel, constants: dict, types: dict, warps: int, maxnreg: int | None 
     for i, name in enumerate(names):
         if name in constants:
             signature[name] = "constexpr"
-        elif name in DESCRIPTORS:
+        elif name.startswith("desc_"):
             signature[name] = descriptor_type(name, constants)
         elif name in types:
             signature[name] = "*" + types[name]
@@ -140,16 +152,26 @@ def disassemble(cubin: bytes) -> tuple[list[str], dict[str, int]]:
     return instructions, labels
 
 
-def inner_loop(instructions: list[str], labels: dict[str, int]) -> list[str]:
-    """The loop (a backward branch and what it spans) with the most matrix instructions."""
-    best: list[str] = []
+def loops(instructions: list[str], labels: dict[str, int]) -> list[tuple[int, int]]:
+    """First and end of each loop (a backward branch and what it spans) with matrix instructions."""
+    found = []
     for at, instruction in enumerate(instructions):
         target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", instruction)
-        if target and labels.get(target.group(1), at) < at:
-            body = instructions[labels[target.group(1)] : at + 1]
-            if sum("MMA" in i for i in body) > sum("MMA" in i for i in best):
-                best = body
-    return best
+        first = labels.get(target.group(1), at) if target else at
+        if first < at and any("MMA" in i for i in instructions[first : at + 1]):
+            found.append((first, at + 1))
+    return found
+
+
+def inner_loop(instructions: list[str], labels: dict[str, int], innermost: bool) -> list[str]:
+    """The loop with the most matrix instructions, of all or of those that hold no other: the first."""
+    found = loops(instructions, labels)
+    if innermost:
+        found = [
+            a for a in found if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in found)
+        ]
+    bodies = [instructions[first:end] for first, end in found]
+    return max(bodies, key=lambda body: sum("MMA" in i for i in body), default=[])
 
 
 def opcode(instruction: str) -> str:
@@ -161,7 +183,7 @@ def describe(name: str) -> dict:
     maxnreg = Ring(warps, 16, 3, 2).maxnreg if name.startswith("fp8") else None
     compiled = build(kernel, constants, types, warps, maxnreg)
     instructions, labels = disassemble(compiled.asm["cubin"])
-    loop = inner_loop(instructions, labels)
+    loop = inner_loop(instructions, labels, name.startswith("whole"))
     # A fence is written as loads that never happen: @!PT LDS RZ, [RZ].
     mix = Counter(opcode(i) for i in loop if not i.startswith("@!PT"))
     # Weights of one lane a matrix instruction: 16 x 16 over 32 lanes (HMMA), 16 rows x K over 32 lanes (wgmma).

@@ -13,7 +13,7 @@ _ALIGN = 256
 _GROWTH = 1 << 20
 _arenas: dict[tuple[str, int | None, int], list[torch.Tensor]] = {}
 
-_states: dict[tuple[str, int | None, int, int], torch.Tensor] = {}
+_states: dict[tuple[str, int | None, int, str, int], torch.Tensor] = {}
 
 
 def _key(device: torch.device) -> tuple[str, int | None, int]:
@@ -52,9 +52,12 @@ def carve(device: torch.device, wanted: dict[str, tuple[tuple[int, ...], torch.d
     return tensors
 
 
-def state(device: torch.device, size: int = 1) -> torch.Tensor:
-    """``size`` int32 that are zero between calls, one tensor a (device, stream) and size."""
-    key = (*_key(device), size)
+def state(device: torch.device, size: int = 1, use: str = "counters") -> torch.Tensor:
+    """``size`` int32 that outlive a call, zero at first; one tensor a (device, stream), use and size.
+
+    "counters" are zero between calls; another use keeps what its kernel left.
+    """
+    key = (*_key(device), use, size)
     if key not in _states:
         _states[key] = torch.zeros(size, dtype=torch.int32, device=device)
     return _states[key]

@@ -122,8 +122,19 @@ def _descriptors(weight, scale, outer: int, both: int, rows: int, columns: int, 
     )  # fmt: skip
 
 
+def bulk_copies_reach(**operands: torch.Tensor) -> None:
+    """Refuses operands (by name) where bulk copies cannot read them."""
+    for name, t in operands.items():
+        if t.data_ptr() % 16:
+            raise ContractError(
+                f"{name} begins at address {t.data_ptr():#x}",
+                allowed="a multiple of 16, which bulk copies need",
+                fix=f"pass {name}.clone()",
+            )
+
+
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -135,13 +146,7 @@ def run_fp8(
     Raises:
         ContractError: weights or scales that bulk copies cannot read where they are.
     """
-    for name, t in (("w1", w1), ("w2", w2), ("w1_scale", w1_scale), ("w2_scale", w2_scale)):
-        if t.data_ptr() % 16:
-            raise ContractError(
-                f"{name} begins at address {t.data_ptr():#x}",
-                allowed="a multiple of 16, which bulk copies need",
-                fix=f"pass {name}.clone()",
-            )
+    bulk_copies_reach(w1=w1, w2=w2, w1_scale=w1_scale, w2_scale=w2_scale)
     M, topk = topk_ids.shape
     E, H, I = r.num_experts, r.hidden_size, r.intermediate_size
     parts = 2 if r.mode == A16W4 else 1
@@ -183,7 +188,7 @@ def run_fp8(
             w1, w1_scale.view(-1).view(torch.int32), E * both, both, 2 // both * I, H, one
         )
         weights2 = _descriptors(w2, w2_scale.view(-1).view(torch.int32), E, 1, H, I, two)
-        sms = _multiprocessors(x.device)
+        sms = multiprocessors(x.device)
         stage1_fp8[(min(blocks * triton.cdiv(I, 8 * one.w), sms * one.programs),)](
             *weights1, x8, ws["x_scale"], topk_weights if r.bias13 is None else r.bias13,
             ws["pairs"], ws["starts"], counter, a, ws["a_scale"], pairs, topk,

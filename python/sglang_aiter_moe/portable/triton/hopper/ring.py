@@ -174,7 +174,7 @@ def produce(
             fill(
                 desc_w, desc_s, words.index(slot), scales.index(slot), full.index(slot), first, tile16, step, W, SB
             )  # fmt: skip
-            slot, phase = _next(slot, phase, SLOTS)
+            slot, phase = next_slot(slot, phase, SLOTS)
 
 
 @gluon.jit
@@ -203,19 +203,19 @@ def ring_row(
             acc, words.index(slot), scales.index(slot), full.index(slot), empty.index(slot), phase, smem, cols, 0,
             QUADS, N, W, SB, BH, COL_SCALES,
         )  # fmt: skip
-        slot, phase = _next(slot, phase, SLOTS)
+        slot, phase = next_slot(slot, phase, SLOTS)
     else:
         for step in range(STEPS):
             acc = ring_step(
                 acc, words.index(slot), scales.index(slot), full.index(slot), empty.index(slot), phase, smem, cols,
                 step, QUADS, N, W, SB, BH, COL_SCALES,
             )  # fmt: skip
-            slot, phase = _next(slot, phase, SLOTS)
+            slot, phase = next_slot(slot, phase, SLOTS)
     return acc, slot, phase
 
 
 @gluon.jit
-def _next(slot, phase, SLOTS: gl.constexpr):
+def next_slot(slot, phase, SLOTS: gl.constexpr):
     last = (slot == SLOTS - 1).to(gl.int32)
     return slot + 1 - last * SLOTS, phase ^ last
 

@@ -18,7 +18,12 @@ import torch
 import triton
 
 from sglang_aiter_moe.portable.request import KernelRequest
-from sglang_aiter_moe.portable.triton.hopper import fp8_launch, launch, prefill_launch
+from sglang_aiter_moe.portable.triton.hopper import (
+    fp8_launch,
+    launch,
+    prefill_launch,
+    whole_launch,
+)
 from sglang_aiter_moe.portable.triton.table import TABLES
 
 logger = logging.getLogger(__name__)
@@ -28,6 +33,7 @@ FRAGMENTS_UP_TO = (3, 6)
 """The last Triton that keeps the bf16 fragments of "tokens" and "list" out of shared memory; layouts are its choice,
 and ``test_hopper_code.py`` looks at what it generates. Later ones stage them, so other forms run instead."""
 FORMS = {
+    "whole": (whole_launch.WholeConfig, whole_launch.supports, whole_launch.run_whole),
     "tokens": (launch.TokenConfig, launch.supports_tokens, launch.run_tokens),
     "list": (launch.ListConfig, launch.supports, launch.run_list),
     "fp8": (fp8_launch.Fp8Config, fp8_launch.supports, fp8_launch.run_fp8),

@@ -46,6 +46,7 @@ def forms() -> list:
         run_tokens,
     )
     from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig, run_prefill
+    from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig, run_whole
 
     return [
         ("tokens", run_tokens, TokenConfig(32, 4, 2, 16, 1, 2, 4)),
@@ -56,6 +57,8 @@ def forms() -> list:
         ("prefill", run_prefill, PrefillConfig(32, tiles=2)),
         ("prefill-4-warps", run_prefill, PrefillConfig(64, 64, 4, 64, 4)),
         ("prefill-256-rows", run_prefill, PrefillConfig(16, 256, 8, 256, 8)),
+        ("whole", run_whole, WholeConfig(5)),
+        ("whole-2-slots", run_whole, WholeConfig(2)),
     ]
 
 
@@ -76,22 +79,67 @@ SHAPES = [
     Case("one-expert", routing="one", tokens=37, hidden=256, inter=64, twice=True),
     Case("holes", routing="holes", tokens=11, hidden=256, inter=64),
     Case("mask", mask=(0, 1, 1, 0, 1), topk=3, tokens=13, hidden=256, inter=64),
+    Case("one-token", hidden=1024, inter=384, experts=20, topk=16, tokens=1, twice=True),
+    Case("oss-gui", activation="swiglu", w13="gu_interleaved", w13_scale="gu_interleaved", hidden=768, inter=416,
+    bias=True, tokens=2, request={"limit": 7.0}, twice=True),
 ]  # fmt: skip
 
 
 @hopper
 @pytest.mark.parametrize("case", SHAPES, ids=lambda c: c.name)
-@pytest.mark.parametrize("form", range(8))
+@pytest.mark.parametrize("form", range(10))
 @pytest.mark.parametrize("mode", ["A16W4", "A8W4", "A4W4"])
 def test_hopper_forms(mode, form, case):
     name, runner, config = forms()[form]
     if mode not in MODES.get(name, ("A16W4",)):
         pytest.skip(f"this form does not compute {mode}")
-    if case.mask and name.startswith("tokens"):
+    if case.mask and name.startswith(("tokens", "whole")):
         pytest.skip("this form takes no mask")
     case = dataclasses.replace(case, mode=mode)
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
     check(case, row)
+
+
+@hopper
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("layout", ["separated", "gu_interleaved"])
+def test_whole_layer_replayed_a_thousand_times(layout, tokens):
+    """The programs of the one-launch form wait for each other: each replay, with other ids and tokens, gives the bits
+    of an eager call of that form, and the output is poisoned in between."""
+    from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig, run_whole
+
+    case = Case(
+        "replay",
+        w13=layout,
+        w13_scale=layout,
+        hidden=512,
+        inter=384,
+        experts=20,
+        topk=8,
+        tokens=tokens,
+    )
+    calls = []
+    run_case(case, "cuda", 3, lambda r, *o: (calls.append((r, o)), run_whole(r, *o, WholeConfig())))
+    r, operands = calls[0]
+    x, ids, out = operands[0], operands[6], operands[-1]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    g = torch.Generator(device="cuda").manual_seed(torch.seed() % 1000003)
+    with torch.cuda.stream(stream):
+        run_whole(r, *operands, WholeConfig())
+        with torch.cuda.graph(graph, stream=stream):
+            run_whole(r, *operands, WholeConfig())
+            run_whole(r, *operands, WholeConfig())
+        for _ in range(1000):
+            x.normal_(generator=g)
+            ids.random_(-1, case.experts, generator=g)  # some of a token's alike, some slots empty
+            out.fill_(float("nan"))
+            run_whole(r, *operands, WholeConfig())
+            expected = out.clone()
+            out.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(out, expected) and not expected.isnan().any()
 
 
 @hopper

@@ -18,7 +18,11 @@ register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 pytest.importorskip("triton")
 
 from sglang_aiter_moe.portable.triton import table  # noqa: E402
-from sglang_aiter_moe.portable.triton.hopper import fp8_launch, prefill_launch  # noqa: E402
+from sglang_aiter_moe.portable.triton.hopper import whole_launch  # noqa: E402
+from sglang_aiter_moe.portable.triton.hopper import (  # noqa: E402
+    fp8_launch,
+    prefill_launch,
+)
 from sglang_aiter_moe.portable.triton.hopper import table as hopper_table  # noqa: E402
 
 MODES = ("A16W4", "A8W4", "A4W4")
@@ -94,6 +98,57 @@ def test_fp8_refuses_bytes_that_bulk_copies_cannot_read(which):
         fp8_launch.run_fp8(
             _layer(256, 64), torch.zeros(1, 256), *weights, None, torch.zeros(1, 2), None, None
         )
+
+
+@pytest.mark.parametrize("hidden, inter, topk", [(3584, 384, 16), (2880, 2880, 4), (7168, 256, 8)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_whole_layers_ring_fits_an_sm(hidden, inter, topk, apart):
+    """Words, scales and barriers of the slots beside a token's columns, or the activations of all its slots."""
+    slots = whole_launch.fitting_slots(hidden, inter, topk, apart)
+    assert slots >= whole_launch.LEAST_SLOTS
+    columns = 1024 * 2 ** math.ceil(math.log2(hidden / 128))
+    activations = topk * 2 * 512 * math.ceil(inter / 512)
+    ring = slots * (128 * 256 + 128 * (32 if apart else 16) + 16)
+    assert max(columns, activations) + ring <= 227 << 10
+
+
+def test_the_whole_layer_leaves_masks_and_wide_layers_to_others():
+    """With a mask most slots have no expert; a row of 20480 columns leaves no room for a ring."""
+    scales = torch.zeros(2 * 2 * 20480 * 640, dtype=torch.uint8)
+    narrow = _layer(256, 64)
+    assert whole_launch.supports(narrow, scales, scales)
+    for refused in (
+        replace(narrow, expert_mask=torch.ones(2, dtype=torch.int32)),
+        replace(narrow, num_local_tokens=torch.ones(1, dtype=torch.int32)),
+        replace(narrow, mode="A8W4", requantization="epilogue"),
+        _layer(20480, 256),
+    ):
+        assert not whole_launch.supports(refused, scales, scales)
+        chosen = hopper_table.choose(refused, 2, scales, scales)
+        assert chosen is None or chosen[0] is not whole_launch.run_whole
+    for taken in (narrow, _layer(2880, 2880)):
+        assert hopper_table.choose(taken, 2, scales, scales)[0] is whole_launch.run_whole
+
+
+def test_the_whole_layer_refuses_more_experts_a_token_than_fit():
+    aligned = [torch.zeros(64, dtype=torch.uint8) for _ in range(4)]
+    aligned = [t[-t.data_ptr() % 16 :] for t in aligned]
+    with pytest.raises(ContractError, match="topk_ids names 256 experts a token of 64 columns"):
+        whole_launch.run_whole(
+            _layer(256, 64), torch.zeros(1, 256), *aligned, None, torch.zeros(1, 256), None, whole_launch.WholeConfig()
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_the_whole_layer_refuses_bytes_that_bulk_copies_cannot_read(which):
+    odd = torch.zeros(1 << 16, dtype=torch.uint8)
+    weights = [odd[16 - odd.data_ptr() % 16 :] for _ in range(4)]
+    weights[which] = weights[which][4:]
+    name = ("w1", "w2", "w1_scale", "w2_scale")[which]
+    with pytest.raises(ContractError, match=f"{name} begins at address"):
+        whole_launch.run_whole(
+            _layer(256, 64), torch.zeros(1, 256), *weights, None, torch.zeros(1, 2), None, whole_launch.WholeConfig()
+        )  # fmt: skip
 
 
 def test_prefill_blocks_hold_every_count():

@@ -1,0 +1,288 @@
+"""The whole layer for a token or a few in one launch (Gluon): stage 1, a meeting of all programs, stage 2.
+
+One program an SM. One of its warps copies: the program's share of w13 of all experts, then its share of w2, through a
+ring of bulk copies (``ring.py``); experts are known from the start, so w2 is on its way while stage 1 still computes
+and waits in shared memory when the programs meet. Stage 1's share is a range of 16-column tiles of all (slot, tile)
+pairs of a token; stage 2's is 32 rows of y for all slots, so that a token's sum stays in one program and in order.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from sglang_aiter_moe.portable.triton.hopper.fp8 import (
+    CODE_SCALE,
+    barrier,
+    join_parts,
+    split_rows,
+)
+from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import gate_up
+from sglang_aiter_moe.portable.triton.hopper.ring import next_slot, ring_steps
+from sglang_aiter_moe.portable.triton.hopper.whole_copy import (
+    SCALES,
+    UNITS,
+    WORDS,
+    produce,
+    token_range,
+)
+from sglang_aiter_moe.portable.triton.hopper.whole_parts import (
+    ACC,
+    COLUMNS,
+    WARPS,
+    clear,
+    meet,
+    row_factors,
+    slots_step,
+    stage_slots,
+    stage_token,
+    token_step,
+    view,
+)
+
+KEPT = gl.constexpr(32)
+"""Of a token's slots times chunks of 512 columns: up to here ``a`` stays in registers while it is converted."""
+TOKENS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2))
+
+
+@gluon.jit
+def _activate(
+    acc, x_scale, m, first, hi, ids_ptr, bias_ptr, a_ptr, num_experts, limit, alpha, beta, linear_beta,
+    I: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, TOPK: gl.constexpr,
+):  # fmt: skip
+    """Four units' 16 columns each to ``a``."""
+    TILES: gl.constexpr = I // 16
+    OUT: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[], lane_bases=[[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], warp_bases=[[0, 8], [1, 0], [2, 0]],
+        block_bases=[], shape=[UNITS, 16],
+    )  # fmt: skip
+    total = gl.sum(join_parts(acc, COLUMNS, WARPS, 2), axis=1) * (x_scale * CODE_SCALE)
+    gate, up = gl.split(gl.permute(gl.reshape(total, (UNITS, 2, 2, 8)), (0, 1, 3, 2)))
+    gate = gl.convert_layout(gl.reshape(gate, (UNITS, 16)), OUT)
+    up = gl.convert_layout(gl.reshape(up, (UNITS, 16)), OUT)
+    unit = first + gl.arange(0, UNITS, layout=gl.SliceLayout(1, OUT))[:, None]
+    ok = unit < hi
+    pair = m * TOPK + unit // TILES
+    column = unit % TILES * 16 + gl.arange(0, 16, layout=gl.SliceLayout(0, OUT))[None, :]
+    if HAS_BIAS:
+        e = gl.load(ids_ptr + pair, mask=ok, other=-1)
+        here = (e >= 0) & (e < num_experts)
+        bias = bias_ptr + gl.where(here, e, 0).to(gl.int64) * (2 * I) + column
+        mask = here & (column >= 0)
+        gate += gl.load(bias, mask=mask, other=0.0)
+        up += gl.load(bias + I, mask=mask, other=0.0)
+    y = gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
+    gl.store(a_ptr + pair * I + column, y.to(gl.bfloat16), mask=ok & (column >= 0))
+
+
+@gluon.jit
+def _finish(
+    total, unit, m, ids_ptr, weights_ptr, bias_ptr, out_ptr, stride_out, num_experts,
+    H: gl.constexpr, HAS_BIAS: gl.constexpr, TOPK: gl.constexpr,
+):  # fmt: skip
+    """32 rows of y: each unit's own columns, summed over units."""
+    row = gl.arange(0, 128, layout=gl.SliceLayout(1, ACC))
+    col = gl.arange(0, 8, layout=gl.SliceLayout(0, ACC))
+    total = gl.where((col // 2)[None, :] == (row // 32)[:, None], total, 0.0)
+    y = gl.sum(join_parts(total, COLUMNS, WARPS, 2), axis=1)
+    y = gl.permute(gl.reshape(gl.sum(gl.reshape(y, (4, 32)), axis=0), (2, 2, 8)), (1, 0, 2))
+    OUT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    y = gl.convert_layout(gl.reshape(y, (32,)), OUT)
+    n = unit * 32 + gl.arange(0, 32, layout=OUT)
+    if HAS_BIAS:
+        for k in range(TOPK):
+            e = gl.load(ids_ptr + m * TOPK + k)
+            weight = gl.load(weights_ptr + m * TOPK + k)
+            here = (e >= 0) & (e < num_experts)
+            bias = bias_ptr + gl.where(here, e, 0).to(gl.int64) * H + n
+            y += gl.where(here, weight, 0.0) * gl.load(bias)
+    gl.store(out_ptr + m.to(gl.int64) * stride_out + n, y.to(out_ptr.dtype.element_ty))
+
+
+@gluon.jit
+def _consume(
+    words, scales, full, empty, x_ptr, ids_ptr, weights_ptr, bias13_ptr, bias2_ptr, a_ptr, state_ptr, out_ptr,
+    stride_out, M, num_experts, limit, alpha, beta, linear_beta,
+    H: gl.constexpr, I: gl.constexpr, LAYOUT: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr,
+    HAS_BIAS13: gl.constexpr, HAS_BIAS2: gl.constexpr, TOPK: gl.constexpr, SB: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
+    TILES: gl.constexpr = I // 16
+    GROUPS: gl.constexpr = (TOPK + 3) // 4
+    T: gl.constexpr = 4 * (1 << (GROUPS - 1).bit_length())
+    STEPS1: gl.constexpr = ring_steps(H // 32, SB)
+    STEPS2: gl.constexpr = ring_steps(I // 32, SB)
+    QUADS2: gl.constexpr = (I + 127) // 128
+    CHUNKS: gl.constexpr = (I + 511) // 512
+    words_of = view(words, words.dtype, [SLOTS, 1, 2 * UNITS, 2 * SB, 128], WORDS)
+    scales1 = view(scales, scales.dtype, [SLOTS, 1, UNITS * APART, SB // 2, 16], SCALES)
+    scales2 = view(scales, scales.dtype, [SLOTS * APART, 1, UNITS, SB // 2, 16], SCALES)
+    before = gl.load(state_ptr + 1)
+    slot = 0
+    phase = 0
+    QUADS1: gl.constexpr = STEPS1 * (SB // 4)
+    SPACE: gl.constexpr = [1 << (QUADS1 - 1).bit_length(), 8, 128]
+    columns = gl.allocate_shared_memory(gl.float8e4nv, SPACE, TOKENS)
+    as_it_lies = view(columns, gl.uint8, SPACE, gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0]))
+    clear(as_it_lies)
+    for m in range(M):
+        barrier()  # everybody is done with the last token
+        x_scale = stage_token(x_ptr + m * H, as_it_lies, H)
+        lo, hi = token_range(TOPK * TILES, m)
+        for first in range(lo, hi, UNITS):
+            acc = gl.zeros([128, 8], gl.float32, layout=ACC)
+            if STEPS1 == 1:  # a loop of one step does not build in Triton 3.6
+                acc = token_step(
+                    acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
+                    columns, first, 0, TILES, LAYOUT, SB,
+                )  # fmt: skip
+                slot, phase = next_slot(slot, phase, SLOTS)
+            else:
+                for step in range(STEPS1):
+                    acc = token_step(
+                        acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
+                        columns, first, step, TILES, LAYOUT, SB,
+                    )  # fmt: skip
+                    slot, phase = next_slot(slot, phase, SLOTS)
+            _activate(
+                acc, x_scale, m, first, hi, ids_ptr, bias13_ptr, a_ptr, num_experts, limit, alpha, beta, linear_beta,
+                I, ACTIVATION, HAS_LIMIT, HAS_BIAS13, TOPK,
+            )  # fmt: skip
+    OF_TOKEN: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 4], [1, 32], [4, 2], [1, 0]))
+    t = gl.arange(0, T, layout=OF_TOKEN)
+    e = gl.load(
+        ids_ptr + t, mask=t < TOPK, other=-1
+    )  # of the first token: before the meeting, which takes time
+    weight = gl.load(weights_ptr + t, mask=t < TOPK, other=0.0)
+    target = before + gl.num_programs(0)
+    meet(state_ptr, target)
+    # Everybody has read it, and nobody reads it again before the next launch.
+    gl.store(state_ptr + 1, target)
+
+    WIDE: gl.constexpr = 1 << (CHUNKS - 1).bit_length()
+    QUADS: gl.constexpr = (WIDE if T * WIDE <= KEPT else CHUNKS) * 4
+    pairs = gl.allocate_shared_memory(gl.float8e4nv, [QUADS, 2 * T, 128], TOKENS)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    factors = gl.allocate_shared_memory(gl.float32, [T], FLAT)
+    factors_of = view(factors, gl.float32, [T // 4, 4], FLAT)
+    by_group = view(pairs, pairs.dtype, [QUADS * (T // 4), 8, 128], TOKENS)
+    first_unit = gl.num_programs(0) - 1 - gl.program_id(0)
+    units = gl.maximum(H // 32 - first_unit + gl.num_programs(0) - 1, 0) // gl.num_programs(0)
+    left = M * units * (GROUPS * STEPS2)  # slots of the ring still to come, this one included
+    for m in range(M):
+        here = (e >= 0) & (e < num_experts)
+        barrier()  # everybody is done with the last token
+        if T * WIDE <= KEPT:
+            by_two = view(pairs, gl.int16, [QUADS * 2 * T, 64], gl.NVMMASharedLayout(128, 16, 2))
+            scale = stage_slots(a_ptr + m * (TOPK * I), here, by_two, I, T, WIDE)
+        else:
+            scale = split_rows(a_ptr, m * TOPK + t, here, pairs, I, CHUNKS, T, WARPS)
+        factors.store(gl.where(here, scale * weight * CODE_SCALE, 0.0))
+        fence_async_shared()
+        barrier()
+        following = gl.minimum(m + 1, M - 1) * TOPK + t
+        e = gl.load(ids_ptr + following, mask=t < TOPK, other=-1)
+        weight = gl.load(weights_ptr + following, mask=t < TOPK, other=0.0)
+        for unit in range(first_unit, H // 32, gl.num_programs(0)):
+            total = gl.zeros([128, 8], gl.float32, layout=ACC)
+            if GROUPS == 1:
+                total, slot, phase, left = _slots(
+                    total, words_of, scales2, full, empty, slot, phase, left, by_group, factors_of, 0, APART, T // 4,
+                    STEPS2, QUADS2, SB, SLOTS,
+                )  # fmt: skip
+            else:
+                for group in range(GROUPS):
+                    total, slot, phase, left = _slots(
+                        total, words_of, scales2, full, empty, slot, phase, left, by_group, factors_of, group, APART,
+                        T // 4, STEPS2, QUADS2, SB, SLOTS,
+                    )  # fmt: skip
+            _finish(
+                total, unit, m, ids_ptr, weights_ptr, bias2_ptr, out_ptr, stride_out, num_experts, H, HAS_BIAS2, TOPK
+            )  # fmt: skip
+
+
+@gluon.jit
+def _slots(
+    total, words, scales, full, empty, slot, phase, left, by_group, factors, group,
+    APART: gl.constexpr, GROUPS: gl.constexpr, STEPS: gl.constexpr, QUADS: gl.constexpr, SB: gl.constexpr,
+    SLOTS: gl.constexpr,
+):  # fmt: skip
+    """``total`` plus what four slots of a token give."""
+    acc = gl.zeros([128, 8], gl.float32, layout=ACC)
+    if STEPS == 1:
+        acc = slots_step(
+            acc, words.index(slot), scales.index(slot * APART), full.index(slot), empty.index(slot), phase, by_group,
+            group, 0, left > SLOTS, GROUPS, QUADS, SB,
+        )  # fmt: skip
+        slot, phase = next_slot(slot, phase, SLOTS)
+        left -= 1
+    else:
+        for step in range(STEPS):
+            acc = slots_step(
+                acc, words.index(slot), scales.index(slot * APART), full.index(slot), empty.index(slot), phase,
+                by_group, group, step, left > SLOTS, GROUPS, SB // 4, SB,
+            )  # fmt: skip
+            slot, phase = next_slot(slot, phase, SLOTS)
+            left -= 1
+    f = row_factors(factors.index(group))
+    total += gl.where(f == 0.0, 0.0, acc * f)  # without an expert anything may have been read
+    return total, slot, phase, left
+
+
+@gluon.jit(do_not_specialize=["M"])
+def whole_layer(
+    desc_w1,  # see whole_launch._descriptors
+    desc_s1,
+    desc_w2,
+    desc_s2,
+    x_ptr,  # [M, H] bf16
+    ids_ptr,  # [M, TOPK] int32
+    weights_ptr,  # [M, TOPK] fp32
+    bias13_ptr,  # [E, 2I] fp32
+    bias2_ptr,  # [E, H] fp32
+    a_ptr,  # [M * TOPK, I] bf16
+    state_ptr,  # int32: how many programs have ever met, and that number before this launch
+    out_ptr,  # [M, H]
+    stride_out,
+    M,
+    num_experts,
+    limit,
+    alpha,
+    beta,
+    linear_beta,
+    H: gl.constexpr,
+    I: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    HAS_LIMIT: gl.constexpr,
+    HAS_BIAS13: gl.constexpr,
+    HAS_BIAS2: gl.constexpr,
+    TOPK: gl.constexpr,
+    SB: gl.constexpr,  # K blocks of a slot
+    SLOTS: gl.constexpr,
+):
+    APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
+    words = gl.allocate_shared_memory(gl.uint8, [SLOTS * UNITS, 1, 2, 2 * SB, 128], WORDS)
+    scales = gl.allocate_shared_memory(gl.int32, [SLOTS * UNITS * APART, 1, 1, SB // 2, 16], SCALES)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    known = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(known, count=1)
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (
+                words, scales, full, empty, x_ptr, ids_ptr, weights_ptr, bias13_ptr, bias2_ptr, a_ptr, state_ptr,
+                out_ptr, stride_out, M, num_experts, limit, alpha, beta, linear_beta, H, I, LAYOUT, ACTIVATION,
+                HAS_LIMIT, HAS_BIAS13, HAS_BIAS2, TOPK, SB, SLOTS,
+            )),
+            (produce, (
+                desc_w1, desc_s1, desc_w2, desc_s2, words, scales, full, empty, known, ids_ptr, M, num_experts, H, I,
+                LAYOUT, TOPK, SB, SLOTS,
+            )),
+        ],
+        [1],
+        [40],
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""The warp that copies in the one-launch form: a program's shares of w13, then of w2, into the slots of its ring."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from sglang_aiter_moe.portable.triton.hopper.ring import bulk_copy, next_slot, ring_steps
+from sglang_aiter_moe.portable.triton.hopper.whole_parts import view
+
+UNITS = gl.constexpr(4)
+"""Of a slot of the ring."""
+WORDS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=4))
+SCALES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=4))
+
+
+@gluon.jit
+def token_range(units, m):
+    """This program's part of a token's units: first and end. Every other token from the other end."""
+    n = gl.num_programs(0)
+    p = gl.program_id(0)
+    p = p + m % 2 * (n - 1 - 2 * p)
+    each = units // n
+    rest = units % n
+    lo = p * each + gl.minimum(p, rest)
+    return lo, lo + each + (p < rest).to(gl.int32)
+
+
+@gluon.jit
+def _expert(ids_ptr, pair, num_experts):
+    """Of a pair; 0 where it has none (what it yields is left out later)."""
+    e = gl.load(ids_ptr + pair)
+    return gl.where((e >= 0) & (e < num_experts), e, 0)
+
+
+@gluon.jit
+def _expect(bar, units, BYTES: gl.constexpr):
+    """Bytes must be a constant."""
+    for n in gl.static_range(1, UNITS + 1):
+        mbarrier.expect(bar, n * BYTES, pred=units == n)
+
+
+@gluon.jit
+def _copy_unit(desc_w, desc_s, words, scales, bar, outer, tile, group, step, ok, SB: gl.constexpr):
+    bulk_copy(desc_w, [outer, tile, step * (2 * SB), 0], bar, words, pred=ok)
+    bulk_copy(desc_s, [outer, group, step * (SB // 2), 0], bar, scales, pred=ok)
+
+
+@gluon.jit
+def produce(
+    desc_w1, desc_s1, desc_w2, desc_s2, words, scales, full, empty, known, ids_ptr, M, num_experts,
+    H: gl.constexpr, I: gl.constexpr, LAYOUT: gl.constexpr, TOPK: gl.constexpr, SB: gl.constexpr,
+    SLOTS: gl.constexpr,
+):  # fmt: skip
+    """One warp: what ``_consume`` will ask for, in its order, as slots become free."""
+    APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
+    TILES: gl.constexpr = I // 16
+    GROUPS: gl.constexpr = (TOPK + 3) // 4
+    STEPS1: gl.constexpr = ring_steps(H // 32, SB)
+    STEPS2: gl.constexpr = ring_steps(I // 32, SB)
+    BYTES: gl.constexpr = 2 * SB * 256 + SB * 32
+    BYTES1: gl.constexpr = BYTES + (APART - 1) * (SB * 32)
+    words1 = view(words, words.dtype, [SLOTS * UNITS, APART, 2 // APART, 2 * SB, 128], WORDS)
+    scales1 = view(scales, scales.dtype, [SLOTS * UNITS, APART, 1, SB // 2, 16], SCALES)
+    words2 = view(words, words.dtype, [SLOTS * UNITS, 1, 2, 2 * SB, 128], WORDS)
+    scales2 = view(scales, scales.dtype, [SLOTS * UNITS * APART, 1, 1, SB // 2, 16], SCALES)
+    # Copies of what lies outside, all zeros: the descriptors are fetched while the experts are.
+    mbarrier.expect(known, BYTES1 + BYTES)
+    _copy_unit(
+        desc_w1, desc_s1, words1.index(0), scales1.index(0), known, 0, 0, 0, STEPS1 + 8, True, SB
+    )
+    _copy_unit(
+        desc_w2, desc_s2, words2.index(1), scales2.index(2), known, 0, 0, 0, STEPS2 + 8, True, SB
+    )
+    slot = 0
+    phase = 1
+    for m in range(M):
+        lo, hi = token_range(TOPK * TILES, m)
+        for first in range(lo, hi, UNITS):
+            e0 = _expert(ids_ptr, m * TOPK + first // TILES, num_experts) * APART
+            e1 = (
+                _expert(ids_ptr, m * TOPK + gl.minimum(first + 1, hi - 1) // TILES, num_experts)
+                * APART
+            )
+            e2 = (
+                _expert(ids_ptr, m * TOPK + gl.minimum(first + 2, hi - 1) // TILES, num_experts)
+                * APART
+            )
+            e3 = (
+                _expert(ids_ptr, m * TOPK + gl.minimum(first + 3, hi - 1) // TILES, num_experts)
+                * APART
+            )
+            mbarrier.wait(known, 0)
+            for step in range(STEPS1):
+                mbarrier.wait(empty.index(slot), phase)
+                bar = full.index(slot)
+                _expect(bar, gl.minimum(hi - first, UNITS), BYTES1)
+                for u in gl.static_range(UNITS):
+                    tile = (first + u) % TILES
+                    _copy_unit(
+                        desc_w1, desc_s1, words1.index(slot * UNITS + u), scales1.index(slot * UNITS + u), bar,
+                        (e0, e1, e2, e3)[u], tile if APART == 2 else tile * 2, tile // APART, step, first + u < hi, SB,
+                    )  # fmt: skip
+                slot, phase = next_slot(slot, phase, SLOTS)
+    # All of w13 first: what others still wait for should not share the bandwidth with w2, which nobody needs yet.
+    wrapped = (slot == 0).to(gl.int32)
+    last = slot - 1 + wrapped * SLOTS
+    mbarrier.wait(full.index(last), phase ^ wrapped ^ 1, pred=(slot != 0) | (phase == 0))
+    for m in range(M):
+        for unit in range(gl.num_programs(0) - 1 - gl.program_id(0), H // 32, gl.num_programs(0)):
+            for group in range(GROUPS):
+                slot, phase = _copy_slots(
+                    desc_w2, desc_s2, words2, scales2, full, empty, slot, phase, ids_ptr + m * TOPK, group, unit,
+                    num_experts, APART, STEPS2, BYTES, TOPK, SB, SLOTS,
+                )  # fmt: skip
+
+
+@gluon.jit
+def _copy_slots(
+    desc_w, desc_s, words, scales, full, empty, slot, phase, ids_ptr, group, unit, num_experts,
+    APART: gl.constexpr, STEPS: gl.constexpr, BYTES: gl.constexpr, TOPK: gl.constexpr, SB: gl.constexpr,
+    SLOTS: gl.constexpr,
+):  # fmt: skip
+    """32 rows of w2 of four slots of a token."""
+    first = group * UNITS
+    e0 = _expert(ids_ptr, first, num_experts)
+    e1 = _expert(ids_ptr, gl.minimum(first + 1, TOPK - 1), num_experts)
+    e2 = _expert(ids_ptr, gl.minimum(first + 2, TOPK - 1), num_experts)
+    e3 = _expert(ids_ptr, gl.minimum(first + 3, TOPK - 1), num_experts)
+    for step in range(STEPS):
+        mbarrier.wait(empty.index(slot), phase)
+        bar = full.index(slot)
+        _expect(bar, gl.minimum(TOPK - first, UNITS), BYTES)
+        for u in gl.static_range(UNITS):
+            _copy_unit(
+                desc_w, desc_s, words.index(slot * UNITS + u), scales.index(slot * (UNITS * APART) + u), bar,
+                (e0, e1, e2, e3)[u], unit * 2, unit, step, first + u < TOPK, SB,
+            )  # fmt: skip
+        slot, phase = next_slot(slot, phase, SLOTS)
+    return slot, phase

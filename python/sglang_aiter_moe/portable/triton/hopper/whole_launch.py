@@ -1,0 +1,116 @@
+"""The one-launch form: a layer of one token or a few in one kernel (``whole.py``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.portable.request import A16W4, SEPARATED, KernelRequest
+from sglang_aiter_moe.portable.triton.hopper.fp8_launch import (
+    bulk_copies_reach,
+    multiprocessors,
+    supports_but_mode,
+)
+from sglang_aiter_moe.portable.triton.hopper.whole import whole_layer
+from sglang_aiter_moe.portable.triton.workspace import carve, state
+
+BLOCKS = 16
+"""K blocks of a slot."""
+SHARED = 227 << 10
+"""Bytes of shared memory that one program may have."""
+LEAST_SLOTS = 2
+
+
+def _most_topk(inter: int) -> int:
+    """Experts a token for which there is room: their activations stand in shared memory together."""
+    return 64 if inter <= 512 else 8
+
+
+@dataclass(frozen=True)
+class WholeConfig:
+    """``slots`` of the ring (32 KB of weights each), fewer where a layer's columns leave less room."""
+
+    slots: int = 3
+
+
+def fitting_slots(hidden: int, inter: int, topk: int, apart: bool) -> int:
+    """How many slots fit beside a token's columns (stage 1), or all its slots' activations (stage 2).
+
+    ``apart``: gate and up have scale groups of their own.
+    """
+    slot = 8 * BLOCKS * 256 + (8 if apart else 4) * BLOCKS * 32 + 16
+    quads = -(-hidden // (32 * BLOCKS)) * BLOCKS // 4
+    pairs = max(4, triton.next_power_of_2(topk))
+    columns = max(triton.next_power_of_2(quads) * 1024, -(-inter // 512) * pairs * 1024 + 4 * pairs)
+    return (SHARED - columns - 2048) // slot
+
+
+def _fits(hidden: int, inter: int, topk: int) -> bool:
+    return fitting_slots(hidden, inter, topk, True) >= LEAST_SLOTS
+
+
+def supports(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:
+    """No mask and no ``num_local_tokens``: with them most slots have no expert here, and the list knows which."""
+    return (
+        r.mode == A16W4
+        and r.expert_mask is None
+        and r.num_local_tokens is None
+        and _fits(r.hidden_size, r.intermediate_size, _most_topk(r.intermediate_size))
+        and supports_but_mode(r, w1_scale, w2_scale)
+    )
+
+
+def _descriptors(weight, scale, outer: int, both: int, rows: int, columns: int):
+    """As ``fp8_launch._descriptors``, a unit of 32 rows at a time; scale words in rows of 16, one K block each."""
+    kb, kq = columns // 16, -(-columns // 256) * 4
+    return (
+        TensorDescriptor(
+            weight, [outer, rows // 16, kb, 128], [rows * columns // 2, columns * 8, 128, 1],
+            [both, 2 // both, 2 * BLOCKS, 128],
+            gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=4),
+        ),
+        TensorDescriptor(
+            scale, [outer, rows // 32, kq, 16], [rows * kq // 2, kq * 16, 16, 1], [both, 1, BLOCKS // 2, 16],
+            gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=4),
+        ),
+    )  # fmt: skip
+
+
+def run_whole(
+    r, x, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out, config: WholeConfig
+) -> None:
+    """One launch. Operands as in ``portable.triton.run``.
+
+    The grid's programs wait for each other, so it is launched as a cooperative one, of one program an SM at most:
+    the driver starts all of them or none. A GPU with fewer SMs gives each program a larger share.
+
+    Raises:
+        ContractError: weights or scales that bulk copies cannot read where they are; more experts a token than fit.
+    """
+    bulk_copies_reach(w1=w1, w2=w2, w1_scale=w1_scale, w2_scale=w2_scale)
+    M, topk = topk_ids.shape
+    E, H, I = r.num_experts, r.hidden_size, r.intermediate_size
+    if not _fits(H, I, topk):
+        raise ContractError(
+            f"topk_ids names {topk} experts a token of {I} columns each",
+            allowed=f"{_most_topk(I)} or fewer for the one-launch form",
+            fix="take another form for this layer: bound the row's pairs in tables/hopper.json",
+        )
+    both = 2 if r.w13_layout == SEPARATED else 1
+    a = carve(x.device, {"a": ((M * topk, I), torch.bfloat16)})["a"]
+    nothing = topk_weights
+    whole_layer[(min(multiprocessors(x.device), topk * I // 16),)](
+        *_descriptors(w1, w1_scale.view(-1).view(torch.int32), E * both, both, 2 // both * I, H),
+        *_descriptors(w2, w2_scale.view(-1).view(torch.int32), E, 1, H, I),
+        x, topk_ids, topk_weights, nothing if r.bias13 is None else r.bias13,
+        nothing if r.bias2 is None else r.bias2, a, state(x.device, 2, "meeting"), out, out.stride(0), M, E,
+        r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
+        H=H, I=I, LAYOUT=r.w13_layout, ACTIVATION=r.activation, HAS_LIMIT=r.limit is not None,
+        HAS_BIAS13=r.bias13 is not None, HAS_BIAS2=r.bias2 is not None, TOPK=topk, SB=BLOCKS,
+        SLOTS=min(config.slots, fitting_slots(H, I, topk, both == 2)), num_warps=8, launch_cooperative_grid=True,
+    )  # fmt: skip
