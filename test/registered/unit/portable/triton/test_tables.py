@@ -13,7 +13,7 @@ from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=5, suite="base-a-test-cpu")
+register_cpu_ci(est_time=8, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
