@@ -24,6 +24,7 @@ from sglang_aiter_moe.portable.triton import workspace
 from sglang_aiter_moe.portable.triton.hopper import table
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, Ring
 from sglang_aiter_moe.portable.triton.hopper.launch import ListConfig, TokenConfig
+from sglang_aiter_moe.portable.triton.hopper.mx_prefill_launch import MxPrefillConfig
 from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig
 from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig
 
@@ -41,6 +42,8 @@ CANDIDATES = {
         PrefillConfig(8, tiles=4, regs1=64, regs2=64), PrefillConfig(16, tiles=4, regs1=64, regs2=64),
         PrefillConfig(32, tiles=7, regs1=80, regs2=80), PrefillConfig(64, tiles=7, regs1=128, regs2=128),
         PrefillConfig(96, tiles=7, regs1=128, regs2=128), PrefillConfig(160, tiles=7),
+        MxPrefillConfig(32, 64, 4, 64, 4, 7, 96, 128), MxPrefillConfig(96, 64, 4, 64, 4, 7, 168, 168),
+        MxPrefillConfig(160, tiles=7),
     ],
     "long": [
         WholeConfig(3), WholeConfig(4), WholeConfig(5),
@@ -51,6 +54,7 @@ CANDIDATES = {
         PrefillConfig(16, regs1=64, regs2=64), PrefillConfig(32, regs1=80, regs2=80),
         PrefillConfig(64, regs1=128, regs2=128), PrefillConfig(96, regs1=128, regs2=128), PrefillConfig(160),
         PrefillConfig(128, r1=256, r2=256),
+        MxPrefillConfig(48, regs1=128, regs2=128), MxPrefillConfig(48, 64, 4, 64, 4, 0, 128, 128), MxPrefillConfig(160),
     ],
 }  # fmt: skip
 
@@ -65,6 +69,7 @@ PLAUSIBLE = {
     "list": (8, 512),
     "fp8": (2, 256),
     "prefill": (64, 1 << 30),
+    "mx_prefill": (64, 1 << 30),
 }
 """Token counts at which a form is timed; outside it was never within 1.5 of the best."""
 

@@ -25,6 +25,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Ring
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import stage1_fp8
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage2 import stage2_fp8
+from sglang_aiter_moe.portable.triton.hopper.mx_prefill_stage1 import stage1_mx_prefill
+from sglang_aiter_moe.portable.triton.hopper.mx_prefill_stage2 import stage2_mx_prefill
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import stage1_prefill
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage2 import stage2_prefill
 from sglang_aiter_moe.portable.triton.hopper.stage1 import stage1_hopper
@@ -47,6 +49,7 @@ WHOLE = POINTERS | {
     "bias2_ptr": "fp32",
 }  # fmt: skip
 PREFILL = BF16 | {"w_ptr": "i32", "block_rows_ptr": "i32"}
+MX = FP8 | {"w_ptr": "i32", "block_rows_ptr": "i32"}
 K3 = {"H": 3584, "I": 384}
 STAGE1 = K3 | {"LAYOUT": "separated", "ACTIVATION": "situv2", "HAS_LIMIT": False, "HAS_BIAS": False}
 
@@ -90,6 +93,16 @@ def forms() -> dict[str, tuple]:
         ),
         "prefill stage 2, K 2880": (
             stage2_prefill, oss | prefill | {"A_STRIDE": 2944, "HAS_BIAS": True, "TILES": 0, "T": 32}, PREFILL, 8, 32,
+        ),
+        "fp8 prefill stage 1": (
+            stage1_mx_prefill, STAGE1 | prefill | {"X_STRIDE": 3584, "A_STRIDE": 384, "T": 32, "FORMAT": "e4m3",
+            "RULE": "epilogue", "VIA_BF16": False}, MX | {"a_scale_ptr": "u8"}, 8, 32,
+        ),
+        "fp8 prefill stage 2": (
+            stage2_mx_prefill, K3 | prefill | {"A_STRIDE": 384, "HAS_BIAS": False, "TILES": 7, "T": 32}, MX, 8, 32,
+        ),
+        "fp8 prefill stage 2, K 2880": (
+            stage2_mx_prefill, oss | prefill | {"A_STRIDE": 2944, "HAS_BIAS": True, "TILES": 0, "T": 48}, MX, 8, 48,
         ),
     }  # fmt: skip
 
@@ -180,7 +193,7 @@ def opcode(instruction: str) -> str:
 
 def describe(name: str) -> dict:
     kernel, constants, types, warps, _ = forms()[name]
-    maxnreg = Ring(warps, 16, 3, 2).maxnreg if name.startswith("fp8") else None
+    maxnreg = Ring(warps, 16, 3, 2).maxnreg if kernel in (stage1_fp8, stage2_fp8) else None
     compiled = build(kernel, constants, types, warps, maxnreg)
     instructions, labels = disassemble(compiled.asm["cubin"])
     loop = inner_loop(instructions, labels, name.startswith("whole"))
@@ -193,6 +206,10 @@ def describe(name: str) -> dict:
         "name": name,
         "instructions_per_weight": round(sum(mix.values()) / weights, 2),
         "mix": dict(mix.most_common()),
+        "waits": sum(i.startswith("WARPGROUP.DEPBAR") for i in loop),
+        "operands": sorted(
+            {i.split()[0].partition("F32.")[2] for i in loop if i.startswith("QGMMA")}
+        ),
         "spills": sum(opcode(i) in ("LDL", "STL") for i in instructions),
         "shared": compiled.metadata.shared,
     }

@@ -3,8 +3,6 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sglang_aiter_moe.portable.triton.hopper.prefill import copy_layout
-
 
 @gluon.constexpr_function
 def column_choices(T):
@@ -12,8 +10,11 @@ def column_choices(T):
     return {
         8: ((8, 0),),
         16: ((8, 0), (16, 0)),
+        24: ((8, 0), (16, 0), (16, 8)),
         32: ((16, 0), (32, 0)),
+        48: ((16, 0), (32, 0), (32, 16)),
         64: ((32, 0), (64, 0)),
+        80: ((32, 0), (64, 0), (64, 16)),
         96: ((32, 0), (64, 0), (64, 32)),
         128: ((64, 0), (64, 32), (128, 0)),
         160: ((64, 0), (64, 32), (128, 0), (128, 32)),
@@ -42,6 +43,16 @@ def columns(T, j):
 
 
 @gluon.jit
+def rows_of(pairs_ptr, num_pairs, topk, WIDE: gl.constexpr, N: gl.constexpr, L: gl.constexpr):
+    """Rows ``[N]`` of a block's pairs; unused ones read the last row."""
+    pair = gl.load(pairs_ptr + gl.arange(0, N, layout=L))
+    row = gl.minimum(pair, num_pairs - 1) // topk
+    if WIDE:
+        row = row.to(gl.int64)
+    return row
+
+
+@gluon.jit
 def row_starts(
     pairs_ptr,
     first,
@@ -50,14 +61,10 @@ def row_starts(
     STRIDE: gl.constexpr,
     WIDE: gl.constexpr,
     N: gl.constexpr,
-    W: gl.constexpr,
+    CL: gl.constexpr,
 ):
-    """Element offsets ``[N, 128]`` of 128 columns of the rows of a block's pairs; unused ones read the last row."""
-    CL: gl.constexpr = copy_layout(W)
-    pair = gl.load(pairs_ptr + first + gl.arange(0, N, layout=gl.SliceLayout(1, CL)))
-    row = gl.minimum(pair, num_pairs - 1) // topk
-    if WIDE:
-        row = row.to(gl.int64)
+    """Element offsets ``[N, 128]`` of 128 columns of the rows of a block's pairs, in the layout CL of their copy."""
+    row = rows_of(pairs_ptr + first, num_pairs, topk, WIDE, N, gl.SliceLayout(1, CL))
     return row[:, None] * STRIDE + gl.arange(0, 128, layout=gl.SliceLayout(0, CL))[None, :]
 
 

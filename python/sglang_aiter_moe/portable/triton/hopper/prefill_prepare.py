@@ -26,6 +26,27 @@ def ids_here(ids_ptr, at, n, groups):
 
 
 @triton.jit
+def rank_pairs(
+    chunk,
+    ids_ptr,
+    tokens_ptr,
+    counts_ptr,
+    ranks_ptr,
+    M,
+    topk,
+    groups,
+    HAS_TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Counts BLOCK pairs and ranks them among their expert's."""
+    n = tokens_here(tokens_ptr, M, HAS_TOKENS) * topk
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    id, ok = ids_here(ids_ptr, at, n, groups)
+    rank = tl.atomic_add(counts_ptr + id, 1, mask=ok, sem="relaxed")
+    tl.store(ranks_ptr + at, rank, mask=ok)
+
+
+@triton.jit
 def rank_kernel(
     x_ptr,  # [M, H] bf16
     xp_ptr,  # [M, X_STRIDE] bf16, in prefill order
@@ -48,11 +69,9 @@ def rank_kernel(
     g = tl.program_id(0)
     chunks = tl.num_programs(0) - M
     if g < chunks:
-        n = tokens_here(tokens_ptr, M, HAS_TOKENS) * topk
-        at = g * BLOCK + tl.arange(0, BLOCK)
-        id, ok = ids_here(ids_ptr, at, n, groups)
-        rank = tl.atomic_add(counts_ptr + id, 1, mask=ok, sem="relaxed")
-        tl.store(ranks_ptr + at, rank, mask=ok)
+        rank_pairs(
+            g, ids_ptr, tokens_ptr, counts_ptr, ranks_ptr, M, topk, groups, HAS_TOKENS, BLOCK
+        )
     else:
         row = (g - chunks).to(tl.int64)
         for c in range(0, X_STRIDE, WIDTH):

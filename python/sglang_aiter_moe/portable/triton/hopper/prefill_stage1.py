@@ -10,7 +10,12 @@ from triton.experimental.gluon import language as gl
 
 from sglang_aiter_moe.portable.triton.hopper.fp8 import scale_offset, weight_offset, weight_row
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import gate_up
-from sglang_aiter_moe.portable.triton.hopper.prefill import lane_layout, multiply, row_bases
+from sglang_aiter_moe.portable.triton.hopper.prefill import (
+    copy_layout,
+    lane_layout,
+    multiply,
+    row_bases,
+)
 from sglang_aiter_moe.portable.triton.hopper.prefill_blocks import (
     columns,
     columns1,
@@ -34,10 +39,16 @@ def half_layout(N, R, W):
     )  # fmt: skip
 
 
+@gluon.constexpr_function
+def block_layout(W):
+    """``[S, 32, N]``: a scale block of a column in four lanes, eight values each."""
+    return gl.BlockedLayout([1, 8, 1], [1, 4, 8], [1, 1, W], [1, 2, 0])
+
+
 @gluon.jit
-def round_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
-    """``y [S, 32, N]``, a scale block along axis 1, rounded to MXFP8 or MXFP4 by ``codecs.mx_scale``'s rules;
-    float32 values."""
+def quantize_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
+    """``y [S, 32, N]``, a scale block along axis 1, to MXFP8 or MXFP4 by ``codecs.mx_scale``'s rules: the elements as
+    float32, and the scales' E8M0 bytes ``[S, N]``."""
     EMAX: gl.constexpr = 8 if FORMAT == "e4m3" else 2
     MAX: gl.constexpr = 448.0 if FORMAT == "e4m3" else 6.0
     bits = gl.max(y.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
@@ -46,17 +57,39 @@ def round_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
     else:
         quotient = bits.to(gl.float32, bitcast=True) / MAX
         exponent = (quotient.to(gl.int32, bitcast=True) + 0x7FFFFF) >> 23
-    exponent = gl.expand_dims(exponent, 1)
-    scale = (exponent << 23).to(gl.float32, bitcast=True)
-    scaled = y * ((254 - exponent) << 23).to(gl.float32, bitcast=True)
+    scaled = y * gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 1)
     if FORMAT == "e4m3":
-        return scaled.to(gl.float8e4nv).to(gl.float32) * scale
+        return scaled.to(gl.float8e4nv).to(gl.float32), exponent
     else:
         # E2M1's steps are 0.5 below 2, 1 below 4, then 2; adding 2**23 rounds a multiple of the step to nearest even.
         a = gl.abs(scaled)
         step = gl.where(a < 2.0, 0.5, gl.where(a < 4.0, 1.0, 2.0))
         rounded = gl.minimum((a / step + 8388608.0) - 8388608.0, 6.0 / step) * step
-        return gl.where(scaled < 0, -rounded, rounded) * scale
+        return gl.where(scaled < 0, -rounded, rounded), exponent
+
+
+@gluon.jit
+def round_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
+    """``y [S, 32, N]`` rounded so; float32 values."""
+    elements, exponent = quantize_blocks(y, FORMAT, RULE)
+    return elements * gl.expand_dims((exponent << 23).to(gl.float32, bitcast=True), 1)
+
+
+@gluon.jit
+def gate_up_rows(
+    acc, bias_ptr, i0, limit, alpha, beta, linear_beta, I: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, R: gl.constexpr, N: gl.constexpr, W: gl.constexpr,
+):  # fmt: skip
+    """Activation ``[R / 2, N]`` of gate and up rows, 8 of each in turn."""
+    Y: gl.constexpr = half_layout(N, R, W)
+    gate, up = gl.split(gl.permute(gl.reshape(acc, (R // 16, 2, 8, N)), (0, 2, 3, 1)))
+    gate = gl.convert_layout(gl.reshape(gate, (R // 2, N)), Y, assert_trivial=True)
+    up = gl.convert_layout(gl.reshape(up, (R // 2, N)), Y, assert_trivial=True)
+    if HAS_BIAS:
+        i = gl.minimum(i0 + gl.arange(0, R // 2, layout=gl.SliceLayout(1, Y)), I - 1)
+        gate += gl.load(bias_ptr + i)[:, None]
+        up += gl.load(bias_ptr + I + i)[:, None]
+    return gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
 
 
 @gluon.jit
@@ -83,21 +116,14 @@ def activate(
     N: gl.constexpr,
     W: gl.constexpr,
 ):
-    """From gate and up rows, 8 of each in turn, to ``a``."""
-    Y: gl.constexpr = half_layout(N, R, W)
-    gate, up = gl.split(gl.permute(gl.reshape(acc, (R // 16, 2, 8, N)), (0, 2, 3, 1)))
-    gate = gl.convert_layout(gl.reshape(gate, (R // 2, N)), Y, assert_trivial=True)
-    up = gl.convert_layout(gl.reshape(up, (R // 2, N)), Y, assert_trivial=True)
-    if HAS_BIAS:
-        i = gl.minimum(i0 + gl.arange(0, R // 2, layout=gl.SliceLayout(1, Y)), I - 1)
-        gate += gl.load(bias_ptr + i)[:, None]
-        up += gl.load(bias_ptr + I + i)[:, None]
-    y = gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
+    """From gate and up rows to ``a``."""
+    y = gate_up_rows(
+        acc, bias_ptr, i0, limit, alpha, beta, linear_beta, I, ACTIVATION, HAS_LIMIT, HAS_BIAS, R, N, W
+    )  # fmt: skip
     if FORMAT != "bf16":
-        B: gl.constexpr = gl.BlockedLayout([1, 8, 1], [1, 4, 8], [1, 1, W], [1, 2, 0])
         if VIA_BF16:
             y = y.to(gl.bfloat16).to(gl.float32)
-        y = gl.convert_layout(gl.reshape(y, (R // 64, 32, N)), B)
+        y = gl.convert_layout(gl.reshape(y, (R // 64, 32, N)), block_layout(W))
         y = gl.reshape(round_blocks(y, FORMAT, RULE), (R // 2, N))
     y = y.to(gl.bfloat16)
     # Stored in the order of the operand, four (R = 128) or eight columns of a lane side by side.
@@ -131,12 +157,12 @@ def stage1_columns(
     W: gl.constexpr,
 ):  # fmt: skip
     smem1 = shared(4, N1)
-    at1 = row_starts(pairs_ptr, 0, num_pairs, topk, X_STRIDE, WIDE, N1, W)
+    at1 = row_starts(pairs_ptr, 0, num_pairs, topk, X_STRIDE, WIDE, N1, copy_layout(W))
     smem2 = 0
     at2 = 0
     if N2 > 0:
         smem2 = shared(4, N2)
-        at2 = row_starts(pairs_ptr, N1, num_pairs, topk, X_STRIDE, WIDE, N2, W)
+        at2 = row_starts(pairs_ptr, N1, num_pairs, topk, X_STRIDE, WIDE, N2, copy_layout(W))
     acc1, acc2 = multiply(words, scales, x_ptr, at1, at2, smem1, smem2, H // 32, R, N1, N2, W)
     activate(
         acc1, bias_ptr, pairs_ptr, a_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, I, A_STRIDE, ACTIVATION,

@@ -8,6 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from sglang_aiter_moe.portable.triton.hopper.fp8 import barrier, scale_offset, weight_offset
 from sglang_aiter_moe.portable.triton.hopper.prefill import (
     accumulators,
+    copy_layout,
     finish,
     lane_layout,
     load_step,
@@ -102,12 +103,12 @@ def stage2_columns(
     STEPS: gl.constexpr = (K_BLOCKS + 3) // 4
     KEPT: gl.constexpr = STEPS if TILES > 0 else 4
     smem1 = shared(KEPT, N1)
-    at1 = row_starts(pairs_ptr, 0, num_pairs, 1, A_STRIDE, WIDE, N1, W)
+    at1 = row_starts(pairs_ptr, 0, num_pairs, 1, A_STRIDE, WIDE, N1, copy_layout(W))
     smem2 = 0
     at2 = 0
     if N2 > 0:
         smem2 = shared(KEPT, N2)
-        at2 = row_starts(pairs_ptr, N1, num_pairs, 1, A_STRIDE, WIDE, N2, W)
+        at2 = row_starts(pairs_ptr, N1, num_pairs, 1, A_STRIDE, WIDE, N2, copy_layout(W))
     if TILES == 0:
         words, scales = stage2_rows(n0, w_ptr, scale_ptr, H, I, R, W)
         acc1, acc2 = multiply(words, scales, a_ptr, at1, at2, smem1, smem2, K_BLOCKS, R, N1, N2, W)

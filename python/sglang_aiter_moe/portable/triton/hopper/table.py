@@ -21,6 +21,7 @@ from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.portable.triton.hopper import (
     fp8_launch,
     launch,
+    mx_prefill_launch,
     prefill_launch,
     whole_launch,
 )
@@ -38,6 +39,11 @@ FORMS = {
     "list": (launch.ListConfig, launch.supports, launch.run_list),
     "fp8": (fp8_launch.Fp8Config, fp8_launch.supports, fp8_launch.run_fp8),
     "prefill": (prefill_launch.PrefillConfig, prefill_launch.supports, prefill_launch.run_prefill),
+    "mx_prefill": (
+        mx_prefill_launch.MxPrefillConfig,
+        mx_prefill_launch.supports,
+        mx_prefill_launch.run_mx_prefill,
+    ),
 }
 
 

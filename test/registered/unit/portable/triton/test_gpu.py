@@ -22,11 +22,14 @@ pytestmark = [
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 LIMIT = {"A16W4": 4e-3, "A8W4": 6e-3, "A4W4": 1.5e-2}
+ROUNDED_ELSEWHERE = 1.5e-2
+"""A8W4 of the fp8 prefill form: fp8 products are added with about 13 bits, so that now and then ``a`` is rounded to
+E4M3's other neighbour, which a layer of a few tokens shows (up to 9.9e-3; K3 and gpt-oss at full size 3.4e-3)."""
 
 
-def check(case: Case, row: dict) -> None:
+def check(case: Case, row: dict, limit: float = 0.0) -> None:
     assert row["finite"] and row["guards"] and row["same_bits"], row
-    assert row["rel_err"] < LIMIT[case.mode], row
+    assert row["rel_err"] < (limit or LIMIT[case.mode]), row
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -45,6 +48,10 @@ def forms() -> list:
         run_list,
         run_tokens,
     )
+    from sglang_aiter_moe.portable.triton.hopper.mx_prefill_launch import (
+        MxPrefillConfig,
+        run_mx_prefill,
+    )
     from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig, run_prefill
     from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig, run_whole
 
@@ -59,6 +66,9 @@ def forms() -> list:
         ("prefill-256-rows", run_prefill, PrefillConfig(16, 256, 8, 256, 8)),
         ("whole", run_whole, WholeConfig(5)),
         ("whole-2-slots", run_whole, WholeConfig(2)),
+        ("mx_prefill", run_mx_prefill, MxPrefillConfig(32, tiles=2, regs1=96, regs2=128)),
+        ("mx_prefill-wide", run_mx_prefill, MxPrefillConfig(160)),
+        ("mx_prefill-4-warps", run_mx_prefill, MxPrefillConfig(64, 64, 4, 64, 4)),
     ]
 
 
@@ -68,6 +78,9 @@ MODES = {
     "prefill": ("A16W4", "A8W4", "A4W4"),
     "prefill-4-warps": ("A16W4", "A8W4", "A4W4"),
     "prefill-256-rows": ("A16W4", "A8W4", "A4W4"),
+    "mx_prefill": ("A8W4", "A4W4"),
+    "mx_prefill-wide": ("A8W4", "A4W4"),
+    "mx_prefill-4-warps": ("A8W4", "A4W4"),
 }
 SHAPES = [
     Case("small", tokens=5, twice=True),
@@ -87,7 +100,7 @@ SHAPES = [
 
 @hopper
 @pytest.mark.parametrize("case", SHAPES, ids=lambda c: c.name)
-@pytest.mark.parametrize("form", range(10))
+@pytest.mark.parametrize("form", range(13))
 @pytest.mark.parametrize("mode", ["A16W4", "A8W4", "A4W4"])
 def test_hopper_forms(mode, form, case):
     name, runner, config = forms()[form]
@@ -97,7 +110,7 @@ def test_hopper_forms(mode, form, case):
         pytest.skip("this form takes no mask")
     case = dataclasses.replace(case, mode=mode)
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
-    check(case, row)
+    check(case, row, ROUNDED_ELSEWHERE if name.startswith("mx_") else 0.0)
 
 
 @hopper
@@ -155,6 +168,22 @@ def test_prefill_block_sizes(tiles, tokens):
         case,
         run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: run_prefill(r, *o, config)),
     )
+
+
+@hopper
+@pytest.mark.parametrize("tokens", [7, 40, 90, 120, 158, 200])
+def test_mx_prefill_block_sizes(tokens):
+    from sglang_aiter_moe.portable.triton.hopper.mx_prefill_launch import (
+        MxPrefillConfig,
+        run_mx_prefill,
+    )
+
+    case = Case("sizes", "A8W4", routing="one", tokens=tokens, hidden=256, inter=128, twice=True)
+    config = MxPrefillConfig(160)
+    row = run_case(
+        case, "cuda", torch.seed() % 1000003, lambda r, *o: run_mx_prefill(r, *o, config)
+    )
+    check(case, row, ROUNDED_ELSEWHERE)
 
 
 @hopper

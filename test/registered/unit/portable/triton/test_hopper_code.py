@@ -14,7 +14,7 @@ import torch
 from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=85, suite="base-a-test-cpu")
+register_cpu_ci(est_time=105, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
@@ -32,6 +32,11 @@ FP8 = {
 }
 WHOLE = {"whole": 1.8, "whole gui": 1.8, "whole, K 2880": 1.8}
 PREFILL = {"prefill stage 1": 2.6, "prefill stage 2": 4.2, "prefill stage 2, K 2880": 4.5}
+MX_PREFILL = {
+    "fp8 prefill stage 1": 3.5,
+    "fp8 prefill stage 2": 3.2,
+    "fp8 prefill stage 2, K 2880": 2.7,
+}
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +121,18 @@ def test_prefill_weights_never_touch_shared_memory(results, name):
     assert not [op for op in ("LDS", "STS", "LDSM", "STSM", "SHFL") if op in row["mix"]], row
     # A lane decodes 64 weights a step of 8 (twice as many with a second accumulator) matrix instructions.
     assert row["instructions_per_weight"] <= PREFILL[name], row
+
+
+@pytest.mark.parametrize("name", MX_PREFILL)
+def test_fp8_prefill_multiplies_fp8_and_waits_once_a_step(results, name):
+    """e5m2 weights times e4m3 tokens, nothing spilled. A step of four products has two waits: for the products, and
+    after the additions; ptxas that serialises (C7513, C7514) puts one behind each product."""
+    row = results[name]
+    mix = row["mix"]
+    assert row["operands"] == ["E5M2.E4M3"] and mix["QGMMA"] % 4 == 0 and "HGMMA" not in mix, row
+    assert row["waits"] * 2 <= mix["QGMMA"] and row["spills"] == 0, row
+    assert not [op for op in ("STS", "STSM", "LDL", "STL") if op in mix], row
+    assert row["instructions_per_weight"] <= MX_PREFILL[name], row
 
 
 def test_prefill_loops_that_keep_their_tokens_have_no_barrier(results):
