@@ -49,6 +49,8 @@ SETTINGS: dict[str, dict[str, str]] = {
     "FORCE_A8W4=true": {"AITER_FORCE_A8W4": "true"},
     "A16W4_KERNEL": {"SGLANG_AITER_MOE_A16W4_KERNEL": "gu_interleaved"},
 }
+#: The server has answered, and then the router's correction bias alone is updated.
+BIAS_UPDATE = "correction bias update"
 #: What happens between the load and the call. A change of variables: (name, value or None).
 CHANGES: dict[str, tuple[str, str | None] | None] = {
     "nothing": None,
@@ -64,7 +66,21 @@ CHANGES: dict[str, tuple[str, str | None] | None] = {
     "update from tensors": None,
     "broken update from disk": None,
     "broken update from tensors": None,
+    "update from tensors in two steps": None,
+    "broken update from tensors in two steps": None,
+    "update from tensors after a broken one": None,
+    BIAS_UPDATE: None,
 }
+#: Where the experts of a token come from: given, or SGLang's routing, by the dtypes of its logits and of its
+#: correction bias (``matrix/routing.py``).
+ROUTINGS = (
+    "given",
+    "softmax",
+    "bf16 bias",
+    "bf16 bias, fp32 logits",
+    "fp32 bias",
+    "fp32 bias and logits",
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -83,6 +99,7 @@ class Cell:
         parallel: one of PARALLEL.
         bias: the experts have biases.
         change: a key of CHANGES.
+        routing: one of ROUTINGS.
     """
 
     activation: str = "situv2"
@@ -97,6 +114,7 @@ class Cell:
     parallel: str = "tp1"
     bias: bool = False
     change: str = "nothing"
+    routing: str = "given"
 
     @property
     def name(self) -> str:
@@ -113,6 +131,7 @@ class Cell:
         ]
         parts += ["bias"] if self.bias else []
         parts += [self.change] if self.change != usual.change else []
+        parts += [f"routed, {self.routing}"] if self.routing != usual.routing else []
         return "/".join(parts)
 
     @property
@@ -225,6 +244,16 @@ def _blocks() -> Iterator[Cell]:
         activation=("swiglu",), rows=("interleaved",), bias=(True,), change=tuple(CHANGES),
         gu_itlv=(None, "0"), parallel=("tp1", "tp8r7"), tokens=(255,),
     )  # fmt: skip
+    # Routing by SGLang, as Kimi K3 (SiTUv2) and MiniMax-M3 (SwiGLU) do with a correction bias.
+    routed = {
+        "routing": ROUTINGS[1:],
+        "change": ("nothing", "update from disk", "update from tensors", BIAS_UPDATE),
+        "parallel": ("tp1", "ep2r1"),
+        "aiter": ("0.1.19", "0.1.20"),
+        "tokens": (2, 257),
+    }
+    yield from _product(**situ, a8w4=(None, "1"), **routed)
+    yield from _product(activation=("swiglu",), gu_itlv=(None, "0"), **routed)
 
 
 @functools.cache
@@ -235,6 +264,8 @@ def full() -> tuple[Cell, ...]:
 
 def _makes_sense(cell: Cell) -> bool:
     """A change has to change something."""
+    if cell.change == BIAS_UPDATE:
+        return cell.routing.startswith(("bf16", "fp32"))
     change = CHANGES[cell.change]
     if change is None:
         return True

@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from sglang_aiter_moe.matrix import routing
 from sglang_aiter_moe.matrix.cells import Cell
 from sglang_aiter_moe.matrix.layer import (
     ACTIVATIONS,
@@ -70,15 +71,16 @@ def closest(cell: Cell, got: torch.Tensor, hint: str = "") -> tuple[str, float]:
 
 def _answer(cell: Cell, mode: str | None, rule: str) -> torch.Tensor:
     key = (cell.activation, cell.rows, cell.parallel, cell.tokens, cell.bias, weights_seed(cell))
-    return _cached(key, mode, rule)
+    return _cached(key, (cell.routing, routing.bias_seed(cell)), mode, rule)
 
 
 @functools.lru_cache(maxsize=4096)
-def _cached(key: tuple, mode: str | None, rule: str) -> torch.Tensor:
+def _cached(key: tuple, routed: tuple, mode: str | None, rule: str) -> torch.Tensor:
     activation, rows, parallel, tokens, bias, seed = key
     rank = Rank.of(parallel)
     experts = share(whole(rows, bias, seed), rows, rank)
-    x, ids, weights = batch(rows, tokens)
+    x = batch(rows, tokens)[0]
+    ids, weights = routing.expected(*routed, rows, tokens)
     common = ACTIVATIONS[activation].oracle
     mask = expert_mask(rank)
     if rule == "even":

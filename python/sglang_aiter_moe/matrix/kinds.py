@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_aiter_moe.environ import VARIABLES
-from sglang_aiter_moe.matrix.cells import CHANGES, Cell
+from sglang_aiter_moe.matrix.cells import BIAS_UPDATE, CHANGES, Cell
 from sglang_aiter_moe.matrix.one_cell import Outcome
 
 #: Activations for which SGLang alone sends no gate_mode, whatever the variables say.
@@ -69,16 +69,25 @@ KINDS = (
         lambda cell, outcome: cell.change.startswith("broken"),
     ),
     Kind(
+        "old correction bias",
+        "the copy of a router's correction bias stays old after an update",
+        "",
+        _has("old routing"),
+    ),
+    Kind(
         "laid out twice",
-        "weights are laid out again by a second post-processing, called directly",
+        "weights are laid out again by a second post-processing: called directly, or at the end of an update",
         "sglang#28963",
-        lambda cell, outcome: cell.change in ("process again", "update from disk"),
+        lambda cell, outcome: (
+            cell.change in ("process again", "update from disk")
+            or (cell.change == BIAS_UPDATE and "packed twice" in outcome.why)
+        ),
     ),
     Kind(
         "raw update",
         "an update writes raw bytes over packed ones",
         "sglang#21825",
-        lambda cell, outcome: cell.change == "update from tensors",
+        lambda cell, outcome: cell.change.startswith("update from tensors"),
     ),
     Kind(
         "flag changed after load",
@@ -132,6 +141,12 @@ KINDS = (
         _has("limit"),
     ),
     Kind("betas", "SiTUv2 with other constants than the model's", "", _has("betas")),
+    Kind(
+        "rounded correction bias",
+        "a router's float32 correction bias is rounded to the bf16 of the logits",
+        "sglang#31213, sglang#37133",
+        _has("routing"),
+    ),
     Kind("other", "not explained by what is recorded", "", lambda cell, outcome: True),
 )
 BY_KEY = {kind.key: kind for kind in KINDS}

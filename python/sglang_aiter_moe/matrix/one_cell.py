@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from sglang_aiter_moe.matrix import expected, rocm
-from sglang_aiter_moe.matrix.cells import CHANGES, Cell
+from sglang_aiter_moe.matrix import expected, rocm, routing
+from sglang_aiter_moe.matrix.cells import BIAS_UPDATE, CHANGES, Cell
 from sglang_aiter_moe.matrix.layer import (
     ACTIVATIONS,
     EXPERTS,
@@ -89,6 +89,13 @@ class Carrier(torch.nn.Module):
         self.quant_config = _quantisation(cell.rows)
         mlp = torch.nn.Module()
         mlp.experts = _fused_moe(cell, hidden, inter, self.quant_config)
+        bias = None
+        if routing.has_bias(cell):
+            empty = torch.zeros_like(routing.correction_bias(cell.routing))
+            bias = torch.nn.Parameter(empty, requires_grad=False)
+            mlp.gate = torch.nn.Module()
+            mlp.gate.e_score_correction_bias = bias
+        self.topk = None if cell.routing == "given" else routing.make_topk(cell, bias)
         layer = torch.nn.Module()
         layer.mlp = mlp
         self.model = torch.nn.Module()
@@ -107,6 +114,7 @@ class Carrier(torch.nn.Module):
             GptOssForCausalLM._load_mxfp4_experts_weights(self, weights)
             return
         from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+        from sglang.srt.model_loader.weight_utils import default_weight_loader
 
         parameters = dict(self.named_parameters())
         mapping = FusedMoE.make_expert_params_mapping(
@@ -116,6 +124,8 @@ class Carrier(torch.nn.Module):
             num_experts=EXPERTS,
         )
         for name, tensor in weights:
+            if name == routing.BIAS_NAME:
+                default_weight_loader(parameters[name], tensor)
             for target, source, expert, shard in mapping:
                 if source in name:
                     full = name.replace(source, target)
@@ -123,6 +133,20 @@ class Carrier(torch.nn.Module):
                     parameter.weight_loader(
                         parameter, tensor, full, shard_id=shard, expert_id=expert
                     )
+
+
+def _steps(tensors: list, number: int) -> list[list]:
+    """The tensors in as many parts, in their order."""
+    size = -(-len(tensors) // number)
+    return [tensors[i : i + size] for i in range(0, len(tensors), size)]
+
+
+def _checkpoint(cell: Cell, seed: int = 5) -> list[tuple[str, torch.Tensor]]:
+    """The named tensors of the layer, and of its router if that has a correction bias."""
+    tensors = checkpoint(whole(cell.rows, cell.bias, seed), cell.rows)
+    if routing.has_bias(cell):
+        tensors.append((routing.BIAS_NAME, routing.correction_bias(cell.routing, seed)))
+    return tensors
 
 
 def _quantisation(rows: str) -> Any:
@@ -170,9 +194,11 @@ def run(cell: Cell, worker: Worker) -> Outcome:
             stack.enter_context(worker.rank(Rank.of(cell.parallel)))
             carrier = worker.load(cell)
             stage = "change"
+            if carrier.topk is not None and cell.change != "nothing":
+                call(carrier, cell)  # what is kept from a call on has to follow the change
             worker.change(cell, carrier)
             stage = "call"
-            got = call(carrier, cell)
+            got = call(carrier, cell, trace)
             hint = trace.resolved.mode if trace.resolved else ""
             mode, diff = expected.closest(cell, got[:, : SIZES[cell.rows][0]], hint)
     except Exception as error:  # whatever it is, it is what this cell does
@@ -186,12 +212,17 @@ def run(cell: Cell, worker: Worker) -> Outcome:
     return replace(outcome, why=tuple(trace.differences(cell)))
 
 
-def call(carrier: Carrier, cell: Cell) -> torch.Tensor:
-    """One forward of the layer."""
+def call(carrier: Carrier, cell: Cell, trace: Trace | None = None) -> torch.Tensor:
+    """One forward of the layer, and of its routing if that is SGLang's."""
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
     x, ids, weights = batch(cell.rows, cell.tokens)
-    topk = StandardTopKOutput(weights.clone(), ids.clone(), torch.zeros(len(x), EXPERTS))
+    if carrier.topk is None:
+        topk = StandardTopKOutput(weights.clone(), ids.clone(), torch.zeros(len(x), EXPERTS))
+    else:
+        topk = routing.route(cell, carrier.topk, x)
+        if trace is not None:
+            trace.routing = routing.difference(cell, topk.topk_ids)
     return carrier.experts(x.clone(), topk)
 
 
@@ -249,7 +280,7 @@ class Worker:
         from sglang.srt.model_loader.loader import DefaultModelLoader
 
         carrier = Carrier(cell)
-        tensors = checkpoint(whole(cell.rows, cell.bias), cell.rows)
+        tensors = _checkpoint(cell)
         DefaultModelLoader.load_weights_and_postprocess(carrier, tensors, torch.device("cpu"))
         return carrier.eval()
 
@@ -267,14 +298,19 @@ class Worker:
         if cell.change == "process again":
             carrier.experts.quant_method.process_weights_after_loading(carrier.experts)
             return
-        tensors = checkpoint(whole(cell.rows, cell.bias, NEW_SEED), cell.rows)
+        tensors = _checkpoint(cell, NEW_SEED)
         fits = not cell.change.startswith("broken")
         tensors = tensors if fits else broken(tensors)
         updater = self._updater(carrier)
         if cell.change.endswith("from disk"):
             done, message = self._from_disk(updater, tensors)
+        elif cell.change == BIAS_UPDATE:
+            done, message = self._from_tensors(updater, [tensors[-1:]])
         else:
-            done, message = self._from_tensors(updater, tensors, carrier)
+            if cell.change.endswith("after a broken one"):
+                self._from_tensors(updater, _steps(broken(tensors), 2))
+            number = 2 if cell.change.endswith("in two steps") else 1
+            done, message = self._from_tensors(updater, _steps(tensors, number))
         if fits and not done:
             raise UpdateFailed(message)
 
@@ -320,12 +356,17 @@ class Worker:
             )
             return updater.update_weights_from_disk(folder, "safetensors")
 
-    def _from_tensors(self, updater: Any, tensors: list, carrier: Carrier) -> tuple[bool, str]:
+    def _from_tensors(self, updater: Any, steps: list[list]) -> tuple[bool, str]:
+        """One update; its steps are only told apart where SGLang has sessions."""
         if not hasattr(updater, "begin_weight_update"):
-            return updater.update_weights_from_tensor(tensors)
+            return updater.update_weights_from_tensor([pair for step in steps for pair in step])
         updater.begin_weight_update()
         try:
-            return updater.update_weights_from_tensor(tensors)
+            for step in steps:
+                done, message = updater.update_weights_from_tensor(step)
+                if not done:
+                    break
+            return done, message
         finally:
             updater.end_weight_update(run_post_load=False)
 

@@ -29,6 +29,7 @@ MODULES = (
     f"{_LAYERS}.moe.fused_moe_triton.layer",
     f"{_LAYERS}.moe.token_dispatcher.standard",
     f"{_LAYERS}.moe.moe_runner.aiter",
+    f"{_LAYERS}.moe.topk",
 )
 #: Constants of these modules that a ROCm process has otherwise, or that depend on the environment.
 CONSTANTS = frozenset(
@@ -110,13 +111,13 @@ def _forget_caches(module: types.ModuleType) -> None:
 
 @functools.cache
 def _statements(module: types.ModuleType) -> tuple[types.CodeType, ...]:
-    """The module's own statements that give CONSTANTS their values, and its imports of AITER."""
+    """The module's own statements that give CONSTANTS their values, what these choose, and its imports of AITER."""
     source = inspect.getsource(module)
     found = []
     for node in ast.parse(source).body:
         targets = node.targets if isinstance(node, ast.Assign) else ()
         constant = any(isinstance(t, ast.Name) and t.id in CONSTANTS for t in targets)
-        guarded = isinstance(node, ast.If) and _imports_aiter(node)
+        guarded = isinstance(node, ast.If) and (_imports_aiter(node) or _chooses(node))
         if constant or guarded:
             tree = ast.Module([node], [])
             found.append(compile(tree, inspect.getfile(module), "exec"))
@@ -128,6 +129,13 @@ def _imports_aiter(node: ast.If) -> bool:
         isinstance(part, ast.ImportFrom) and (part.module or "").split(".")[0] == "aiter"
         for part in ast.walk(node)
     )
+
+
+def _chooses(node: ast.If) -> bool:
+    """Whether one of CONSTANTS decides which functions some names stand for."""
+    names = {part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)}
+    plain = all(isinstance(part, ast.Assign) for part in (*node.body, *node.orelse))
+    return plain and bool(names & CONSTANTS)
 
 
 @contextlib.contextmanager

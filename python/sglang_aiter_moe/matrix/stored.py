@@ -14,32 +14,43 @@ from sglang_aiter_moe.matrix.cells import SETS, Cell
 from sglang_aiter_moe.matrix.classes import Class, classify, in_another_mode
 from sglang_aiter_moe.matrix.kinds import KINDS, kind_of
 from sglang_aiter_moe.matrix.one_cell import Outcome
+from sglang_aiter_moe.matrix.refusals import OTHER, REFUSALS, reason_of
 from sglang_aiter_moe.matrix.run import Results
 
 _LETTERS = {
     Class.RIGHT: ".",
-    Class.REFUSED: "r",
     Class.REFUSED_LATE: "l",
     Class.CRASHED: "c",
 }
 _OTHER_MODE = ":"
 NOT_RUN = " "
 #: A silently wrong cell has the letter of its kind.
-_KINDS = {kind.key: letter for kind, letter in zip(KINDS, "CABDEFGHIJKLMN", strict=True)}
+_KINDS = {kind.key: letter for kind, letter in zip(KINDS, "COABDEFGHIJKLMPN", strict=True)}
+#: A refused cell has that of its reason.
+_REASONS = {r.key: letter for r, letter in zip((*REFUSALS, OTHER), "0123456789abdr", strict=True)}
 _CLASS_OF = {letter: kind for kind, letter in _LETTERS.items()} | {_OTHER_MODE: Class.RIGHT}
+_CLASS_OF |= dict.fromkeys(_REASONS.values(), Class.REFUSED)
+_REASON_OF = {letter: key for key, letter in _REASONS.items()}
 _KIND_OF = {letter: key for key, letter in _KINDS.items()}
 
 
 def letter(cell: Cell, outcome: Outcome) -> str:
-    """A cell's class, and the kind of a silent failure."""
+    """A cell's class, the kind of a silent failure, and the reason of a refusal."""
     kind = classify(cell, outcome)
     if kind is Class.SILENT_WRONG:
         return _KINDS[kind_of(cell, outcome).key]
+    if kind is Class.REFUSED:
+        return _REASONS[reason_of(outcome).key]
     return _OTHER_MODE if in_another_mode(cell, outcome) else _LETTERS[kind]
 
 
 def class_of(letter: str) -> Class:
     return _CLASS_OF.get(letter, Class.SILENT_WRONG)
+
+
+def reason_for(letter: str) -> str | None:
+    """The key of the reason of a refusal."""
+    return _REASON_OF.get(letter)
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,11 @@ class Stored:
             "set": self.cells,
             "cells": len(names),
             "names_sha256": _digest(names),
-            "letters": {"classes": {v: k.value for k, v in _LETTERS.items()}, "kinds": _KIND_OF},
+            "letters": {
+                "classes": {v: k.value for k, v in _LETTERS.items()},
+                "kinds": _KIND_OF,
+                "refused": _REASON_OF,
+            },
             "releases": {r: dict(sides) for r, sides in self.letters.items()},
         }
 

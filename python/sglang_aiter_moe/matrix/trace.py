@@ -25,12 +25,14 @@ class Trace:
         resolved: the last call's kernel.
         inter: the intermediate size of that call, pads included.
         hidden: its hidden size.
+        routing: how SGLang's routing differs from float64's (``routing.difference``).
     """
 
     packed: list[str] = field(default_factory=list)
     resolved: Resolution | None = None
     inter: int = 0
     hidden: int = 0
+    routing: str = ""
 
     def watch(self, aiter: PortableAiter) -> None:
         """Notes what is done through this AITER."""
@@ -80,7 +82,7 @@ class Trace:
             found.append("pads")
         if cell.bias and not (read.uses_bias1 and read.uses_bias2):
             found.append("bias")
-        return found
+        return found + [self.routing] * bool(self.routing)
 
     def _pads_cover_real_columns(self, cell: Cell) -> bool:
         part = columns(cell.rows, Rank.of(cell.parallel))

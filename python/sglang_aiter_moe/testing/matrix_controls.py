@@ -1,15 +1,23 @@
 """Which cells of the matrix each patch is for: what has to show when it alone is left out.
 
 Every patch of the table is either in :data:`CONTROLS` or, with what tests it, in :data:`OUTSIDE`.
+
+``python -m sglang_aiter_moe.testing.matrix_controls docs/matrix_controls.json`` runs the controls and keeps how many
+cells each patch shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from sglang_aiter_moe.matrix.cells import Cell
+from sglang_aiter_moe.matrix.cells import BIAS_UPDATE, Cell
 from sglang_aiter_moe.matrix.classes import Class
+from sglang_aiter_moe.matrix.run import Results, Side, run_without, sglang_of
 
 
 def control_cells() -> tuple[Cell, ...]:
@@ -66,6 +74,18 @@ def control_cells() -> tuple[Cell, ...]:
         Cell(**swiglu, change="broken update from disk", tokens=255),
         Cell(a8w4="1", change="broken update from tensors"),
         Cell(**swiglu, change="broken update from tensors", tokens=255),
+        Cell(a8w4="1", change="update from tensors in two steps"),
+        Cell(**swiglu, change="update from tensors in two steps", tokens=255),
+        Cell(a8w4="1", change="broken update from tensors in two steps"),
+        Cell(**swiglu, change="broken update from tensors in two steps", tokens=255),
+        Cell(a8w4="1", change="update from tensors after a broken one"),
+        Cell(**swiglu, change="update from tensors after a broken one", tokens=255),
+        # SGLang's routing.
+        Cell(a8w4="1", routing="softmax"),
+        Cell(a8w4="1", routing="fp32 bias"),
+        Cell(a8w4="1", routing="fp32 bias and logits"),
+        Cell(a8w4="1", routing="bf16 bias, fp32 logits"),
+        Cell(a8w4="1", routing="bf16 bias, fp32 logits", change=BIAS_UPDATE),
     )
 
 
@@ -86,8 +106,12 @@ def _none(cell: Cell, whole: Class) -> bool:
     return False
 
 
-def _right(cell: Cell, whole: Class) -> bool:
-    return whole is Class.RIGHT
+_HALF_WAY = "broken update from tensors in two steps"
+
+
+def _called_without_a_look(cell: Cell, whole: Class) -> bool:
+    """What is right, and what has to refuse since its update was broken off."""
+    return whole is Class.RIGHT or cell.change == _HALF_WAY
 
 
 def _decided_by_the_plan(cell: Cell, whole: Class) -> bool:
@@ -103,7 +127,12 @@ def _decided_by_the_plan(cell: Cell, whole: Class) -> bool:
 
 
 def _decided_at_the_call(cell: Cell, whole: Class) -> bool:
-    """What needs the plan in the call: gate_mode without a limit, gfx1250, and flags that changed after the load."""
+    """What needs the plan in the call: gate_mode without a limit, gfx1250, and what changed after the load."""
+    return _sent_by_the_plan(cell, whole) or cell.change == _HALF_WAY
+
+
+def _sent_by_the_plan(cell: Cell, whole: Class) -> bool:
+    """The same without a look at whether the weights are valid."""
     unlimited = cell.activation == "swiglu_unclamped" or (
         cell.activation == "silu" and cell.setting == "FP8_BOUND=0"
     )
@@ -112,8 +141,8 @@ def _decided_at_the_call(cell: Cell, whole: Class) -> bool:
     return unlimited or changed or cell.arch == "gfx1250"
 
 
-def _changed_by(change: str) -> Callable[[Cell, Class], bool]:
-    return lambda cell, whole: cell.change == change
+def _changed_by(*changes: str) -> Callable[[Cell, Class], bool]:
+    return lambda cell, whole: cell.change in changes
 
 
 _NOTHING = Control(_none, frozenset())
@@ -121,26 +150,31 @@ _ANY = frozenset(Class)
 CONTROLS: dict[str, Control] = {
     "MXFP4 plan and sizes": Control(_decided_by_the_plan, _ANY - {Class.REFUSED}),
     "MXFP4 weight layout": Control(
-        _right, frozenset({Class.REFUSED_LATE, Class.REFUSED, Class.CRASHED})
+        _called_without_a_look, frozenset({Class.REFUSED_LATE, Class.REFUSED, Class.CRASHED})
     ),
     "MXFP4 call": Control(_decided_at_the_call, frozenset({Class.SILENT_WRONG, Class.CRASHED})),
     "AITER runner": Control(
-        _decided_at_the_call, frozenset({Class.SILENT_WRONG, Class.CRASHED, Class.REFUSED_LATE})
+        _sent_by_the_plan, frozenset({Class.SILENT_WRONG, Class.CRASHED, Class.REFUSED_LATE})
     ),
     "MXFP4 weights in update_weights_from_disk": Control(
         _changed_by("broken update from disk"), frozenset({Class.SILENT_WRONG})
     ),
     "MXFP4 weights in update_weights_from_tensor": Control(
-        _changed_by("broken update from tensors"), frozenset({Class.SILENT_WRONG})
+        _changed_by("broken update from tensors", _HALF_WAY), frozenset({Class.SILENT_WRONG})
     ),
-    # For other callers, or behind another patch (BEHIND): layers with a plan do not need these.
+    "MXFP4 weights in begin_weight_update": Control(
+        _changed_by(_HALF_WAY), frozenset({Class.SILENT_WRONG})
+    ),
+    "MXFP4 weights in end_weight_update": Control(
+        _changed_by("update from tensors after a broken one"), frozenset({Class.REFUSED})
+    ),
+    "correction bias in the wider dtype": Control(
+        lambda cell, whole: cell.routing == "fp32 bias", frozenset({Class.SILENT_WRONG})
+    ),
+    "correction bias cache": Control(_changed_by(BIAS_UPDATE), frozenset({Class.SILENT_WRONG})),
+    # Behind another patch (BEHIND): layers with a plan do not need these.
     "w13 layout selector": _NOTHING,
     "MXFP4 activation": _NOTHING,
-    "gate_mode and plan of a call": _NOTHING,
-    "raw form before a weight update": _NOTHING,
-    "MXFP4 weights in begin_weight_update": _NOTHING,
-    "MXFP4 weights in end_weight_update": _NOTHING,
-    "AITER quant type": _NOTHING,
 }
 
 
@@ -189,6 +223,7 @@ _OLD = "../e2e/test_matrix.py"
 _ROUTING = "../e2e/test_routing.py"
 _BIAS = "layers/moe/test_topk_correction_bias_cache.py"
 _FLASHINFER = "../e2e/test_no_op.py"
+_PROBE = "../e2e/test_patch_probe.py"
 #: Patches of what no cell does (another way to update, routing, NVIDIA's kernels), and the test of each, below
 #: ``test/registered/unit``.
 OUTSIDE = {
@@ -201,9 +236,10 @@ OUTSIDE = {
     "MXFP4 weights in ModelRunner.update_weights_from_tensor": _OLD,
     "MXFP4 weights in ModelRunner.update_weights_from_ipc": _UPDATES,
     "MXFP4 weights in ModelRunner.update_weights_from_distributed": _UPDATES,
+    "raw form before a weight update": _PROBE,
+    "gate_mode and plan of a call": _PROBE,
+    "AITER quant type": _PROBE,
     "output buffer of a call": "patches/test_glue.py",
-    "correction bias in the wider dtype": _BIAS,
-    "correction bias cache": _BIAS,
     "owner of a correction bias's copies": _BIAS,
     "correction bias after update_weights_from_disk": _ROUTING,
     "correction bias after update_weights_from_distributed": _ROUTING,
@@ -223,3 +259,37 @@ OUTSIDE = {
     "portable routing: aiter_biased_grouped_topk": _ROUTING,
     "portable routing: aiter_fused_topk": _ROUTING,
 }
+
+
+def leave_outs() -> list[str | None]:
+    """What :func:`~..matrix.run.run_without` leaves out, one after another."""
+    return [None, *CONTROLS, *(f"{front} + {name}" for name, (front, _) in BEHIND.items())]
+
+
+def shown(results: Mapping[str | None, Results]) -> dict[str, Any]:
+    """How many cells each patch shows, and their classes without it, for ``docs/matrix_controls.json``."""
+
+    def changed(before: str | None, after: str) -> dict[str, Any]:
+        one, other = results[before].classes(), results[after].classes()
+        classes = [other[cell] for cell in one if other[cell] is not one[cell]]
+        return {"cells": len(classes), "become": sorted({kind.value for kind in classes})}
+
+    return {
+        "release": results[None].side.release,
+        "cells": len(results[None].outcomes),
+        "patches": {name: changed(None, name) for name in CONTROLS},
+        "behind": {
+            name: {"front": front, **changed(front, f"{front} + {name}")}
+            for name, (front, _) in BEHIND.items()
+        },
+    }
+
+
+def main(path: Path) -> None:
+    release = "0.5.23"
+    results = run_without(control_cells(), Side(release, True), sglang_of(release), leave_outs())
+    path.write_text(json.dumps(shown(results), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -75,8 +75,23 @@ def test_every_activation_meets_both_sides_of_the_bound_and_every_rank(full, act
     unset = (
         {"unset A8W4", "unset A4W4"} if activation != "situv2" else set()
     )  # there they were never set
-    assert {c.change for c in here} == set(cells.CHANGES) - unset
+    biased = {cells.BIAS_UPDATE} if activation not in ("situv2", "swiglu") else set()
+    assert {c.change for c in here} == set(cells.CHANGES) - unset - biased
     assert {c.bias for c in here} == {True, False}
+
+
+@pytest.mark.parametrize("activation", ("situv2", "swiglu"))
+def test_every_routing_meets_updates_and_ranks(activation):
+    for chosen, tokens in ((cells.full(), {2, 257}), (cells.covering(), set())):
+        for routing in cells.ROUTINGS[1:]:
+            here = [c for c in chosen if c.routing == routing]
+            assert {c.change for c in here} == {"nothing", "update from disk", "update from tensors"} | (
+                set() if routing == "softmax" else {cells.BIAS_UPDATE}
+            )  # fmt: skip
+            assert {c.parallel for c in here} == {"tp1", "ep2r1"}
+            assert {c.tokens for c in here if c.activation == activation} >= tokens
+    for cell in cells.full():
+        assert cell.routing != "given" or cell.change != cells.BIAS_UPDATE
 
 
 @pytest.mark.parametrize("parts", (1, 3, 7))
@@ -99,6 +114,7 @@ def test_a_name_says_what_is_not_usual():
     cell = Cell(a8w4=" 1", parallel="ep2r1", change="unset A8W4", tokens=2)
     assert cell.name == "situv2/halves/gfx950/0.1.20/m2/A8W4=' 1'/ep2r1/unset A8W4"
     assert cell.environment == {"AITER_SITUV2_A8W4": " 1"}
+    assert Cell(routing="fp32 bias").name == "situv2/halves/gfx950/0.1.20/m257/routed, fp32 bias"
     assert Cell(setting="FORCE_A8W4=empty").environment == {"AITER_FORCE_A8W4": ""}
 
 

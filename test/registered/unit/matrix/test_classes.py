@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from sglang_aiter_moe.matrix.cells import Cell
+from sglang_aiter_moe.matrix.cells import BIAS_UPDATE, Cell
 from sglang_aiter_moe.matrix.classes import Class, asked_mode, classify, in_another_mode
 from sglang_aiter_moe.matrix.kinds import BY_KEY, KINDS, kind_of
 from sglang_aiter_moe.matrix.one_cell import Outcome
@@ -105,9 +105,17 @@ LAYOUT = ("layout",)
         (Cell(activation="swiglu", bias=True), ("bias",), "bias dropped"),
         (Cell(activation="swiglu_limit3"), ("limit",), "limit"),
         (Cell(), ("betas",), "betas"),
+        (Cell(routing="fp32 bias"), ("routing",), "rounded correction bias"),
+        (Cell(routing="fp32 bias"), ("layout", "routing"), "SiTUv2 layout"),
+        (Cell(routing="bf16 bias", change=BIAS_UPDATE), ("old routing",), "old correction bias"),
+        (Cell(routing="fp32 bias", change=BIAS_UPDATE), ("routing",), "rounded correction bias"),
+        (Cell(routing="bf16 bias", change=BIAS_UPDATE), ("packed twice", "old routing"), "old correction bias"),
+        (Cell(routing="bf16 bias", change=BIAS_UPDATE), ("packed twice",), "laid out twice"),
+        (Cell(change="update from tensors in two steps"), (), "raw update"),
+        (Cell(change="broken update from tensors in two steps"), (), "broken update"),
         (Cell(), (), "other"),
     ],
-)
+)  # fmt: skip
 def test_kinds(cell, why, key):
     assert kind_of(cell, Outcome("done", mode="A16W4", diff=1.0, why=why)) is BY_KEY[key]
 

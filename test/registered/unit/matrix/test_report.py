@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sglang_aiter_moe.matrix import cells, picture, report, stored
+from sglang_aiter_moe.matrix import cells, picture, report, report_tables, stored
 from sglang_aiter_moe.matrix.classes import Class
 from sglang_aiter_moe.matrix.one_cell import Outcome
+from sglang_aiter_moe.matrix.refusals import BY_KEY
 from sglang_aiter_moe.matrix.run import RELEASES, Results, Side
+from sglang_aiter_moe.patches.table import PATCHES
+from sglang_aiter_moe.testing.matrix_controls import BEHIND, CONTROLS
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.sglang_environment import GPT_OSS_RELEASES
 
@@ -54,7 +57,7 @@ def test_before_0_5_17_every_gpt_oss_cell_is_right_or_refused(gpt_oss, release):
     assert gpt_oss.cells == "gpt-oss" and tuple(gpt_oss.letters) == GPT_OSS_RELEASES
     counts = gpt_oss.counts(release, "patched")
     assert set(counts) == {Class.RIGHT, Class.REFUSED}
-    assert counts.total() == len(cells.gpt_oss()) == 70
+    assert counts.total() == len(cells.gpt_oss()) == 75
     assert gpt_oss.counts(release, "unpatched")[Class.SILENT_WRONG] > 20
 
 
@@ -64,6 +67,7 @@ def test_what_was_run_of_the_full_set_is_right_or_refused():
     counts = full.counts("0.5.23", "patched")
     assert set(counts) == {Class.RIGHT, Class.REFUSED}
     assert counts.total() >= len(full.names) // 2
+    assert "r" not in full.letters["0.5.23"]["patched"]  # every refusal has a reason
 
 
 STORED = tuple(stored.load(DOCS / "matrix.json").letters)
@@ -104,6 +108,50 @@ def test_the_readme_states_the_stored_numbers(kept):
         f"({others} of them SiLU and GELU layers; of Kimi K3's own combinations {k3}, of gpt-oss's {oss})"
         in readme
     )
+
+
+def test_every_refusal_of_the_plugin_has_a_reason(kept, gpt_oss):
+    for results in (kept, gpt_oss):
+        for release, sides in results.letters.items():
+            reasons = {stored.reason_for(letter) for letter in sides["patched"]}
+            assert "other" not in reasons, release
+
+
+def test_what_is_refused_although_right_says_why(kept):
+    for release, sides in kept.letters.items():
+        for own, alone in zip(sides["patched"], sides["unpatched"], strict=True):
+            classes = stored.class_of(own), stored.class_of(alone)
+            if classes == (Class.REFUSED, Class.RIGHT):
+                assert BY_KEY[stored.reason_for(own)].although, (release, own)
+
+
+def test_refusals_are_counted_against_sglang_alone():
+    letters = {"0.5.23": {"patched": "0043.", "unpatched": ".Dc.D"}}
+    table = report_tables.refusals(stored.Stored("covering", letters), "0.5.23").splitlines()
+    assert table[0].startswith(
+        "| the plugin refuses: reason | cells | alone: right | alone: silently"
+    )
+    assert table[2:] == [
+        "| unclear spelling | 2 | 1 | 1 | 0 | 0 | 0 |",
+        "| AITER too old | 1 | 1 | 0 | 0 | 0 | 0 |",
+        "| limit | 1 | 0 | 0 | 1 | 0 | 0 |",
+        "| all | 4 | 2 | 1 | 1 | 0 | 0 |",
+    ]
+    table = report_tables.stricter(stored.Stored("covering", letters), [0, 1, 2]).splitlines()
+    assert table[2].startswith("| unclear spelling | the readers of a flag ") and table[2].endswith(
+        "| 1 |"
+    )
+    assert table[3:] == ["| all |  | 1 |"]
+
+
+def test_the_table_of_patches_has_every_patch():
+    controls = json.loads((DOCS / "matrix_controls.json").read_text())
+    assert list(controls["patches"]) == list(CONTROLS) and list(controls["behind"]) == list(BEHIND)
+    for name, found in controls["patches"].items():
+        assert (found["cells"] > 0) == (name not in BEHIND), name
+    table = report_tables.patches(controls)
+    assert all(patch.name in table for patch in PATCHES)
+    assert "`e2e/test_patch_probe.py`: raw form before a weight update; " in table
 
 
 def some_results(side, outcome):

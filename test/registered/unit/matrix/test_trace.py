@@ -53,6 +53,11 @@ def test_differences(cell, packed, resolved, expected):
     assert trace.differences(cell) == expected
 
 
+def test_experts_that_were_routed_otherwise():
+    trace = Trace(packed=["separated"], resolved=READ, inter=1024, hidden=256, routing="routing")
+    assert trace.differences(Cell(routing="fp32 bias")) == ["routing"]
+
+
 @pytest.mark.parametrize(
     "skip,expected",
     [(0, []), (192, []), (193, ["pads"])],
@@ -135,6 +140,10 @@ if _is_hip:
     from aiter.ops.shuffle import shuffle_weight
 if _use_aiter and False:
     _counter = None
+if _is_cpu:
+    chosen = "of the CPU"
+else:
+    chosen = "of the GPU"
 
 @functools.cache
 def probe():
@@ -157,6 +166,7 @@ def test_constants_and_caches_are_those_of_a_new_process(untouched, tmp_path, mo
         assert module._is_hip and module._use_aiter and not module._is_cpu
         assert module.shuffle_weight is sys.modules["aiter.ops.shuffle"].shuffle_weight
         assert module.probe() == cell.a8w4
+        assert module.chosen == "of the GPU"
     assert module._counter is kept  # nothing else is executed again
 
 
