@@ -39,25 +39,35 @@ def layers() -> str:
 
 
 def mutants() -> str:
-    """A line for each kernel that was mutated, and the mutants that nothing noticed."""
-    lines = ["| mode | kernel | mutants | changed what it writes | raised | neither |"]
-    lines += ["|---|---|---:|---:|---:|---:|"]
+    """A line for each kernel that was mutated, and the mutants that nothing noticed, with why where that is known."""
+    from sglang_aiter_moe.testing.amd_survivors import why
+
+    lines = [
+        "| mode | kernel | mutants | changed what it writes | raised | without effect | not noticed |"
+    ]
+    lines += ["|---|---|---:|---:|---:|---:|---:|"]
     survivors, total = [], Counter()
     for report in json.loads(MUTANTS.read_text(encoding="utf-8")):
-        rows = report["mutants"]
-        found = Counter((row["outcome"] or "neither").split(":")[0] for row in rows)
+        mode, kernel = report["mode"], report["kernel"]
+        found = Counter()
+        for row in report["mutants"]:
+            reason = why(mode, kernel, row["before"], row["after"])
+            outcome = row["outcome"] or ("effect" if reason else "neither")
+            found[outcome.split(":")[0]] += 1
+            if row["outcome"] is None:
+                survivors.append(
+                    f"- {mode} `{kernel}` line {row['line']}: `{row['before']}` to `{row['after']}`"
+                    + (f": {reason}" if reason else "")
+                )
         total += found
-        counts = " | ".join(str(found[k]) for k in ("changed", "raised", "neither"))
-        lines.append(f"| {report['mode']} | `{report['kernel']}` | {len(rows)} | {counts} |")
-        survivors += [
-            f"- {report['mode']} `{report['kernel']}` line {row['line']}: `{row['before']}` to `{row['after']}`"
-            for row in rows
-            if row["outcome"] is None
-        ]
-    caught = total["changed"] + total["raised"]
+        counts = " | ".join(str(found[k]) for k in ("changed", "raised", "effect", "neither"))
+        lines.append(f"| {mode} | `{kernel}` | {len(report['mutants'])} | {counts} |")
+    caught, drawn = total["changed"] + total["raised"], total.total()
+    effective = drawn - total["effect"]
     lines += [
         "",
-        f"{caught} of {total.total()} caught ({caught / total.total():.1%}). Not noticed:",
+        f"{caught} of {drawn} caught ({caught / drawn:.1%}); of the {effective} that are not known to be without "
+        f"effect, {caught / effective:.1%}. Not caught, with the reason where there is no effect:",
         "",
     ]
     return "\n".join(lines + survivors) + "\n"

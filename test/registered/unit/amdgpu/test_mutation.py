@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 
@@ -13,7 +14,8 @@ register_cpu_ci(est_time=15, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
-from sglang_aiter_moe.testing import amd_launches, amd_mutation  # noqa: E402
+from sglang_aiter_moe.docsite import executed  # noqa: E402
+from sglang_aiter_moe.testing import amd_launches, amd_mutation, amd_survivors  # noqa: E402
 
 TEXT = """\t.text
 other:
@@ -62,6 +64,20 @@ def test_weights_choose_the_line():
     choose = random.Random(0)
     found = {amd_mutation.mutate(TEXT, "k", choose, {9: 5})[1].line for _ in range(20)}
     assert found == {9}
+
+
+def test_reasons_are_of_survivors_that_are_kept():
+    """``amd_survivors.py`` explains nothing that was noticed, or that nobody drew."""
+    kept = json.loads(executed.MUTANTS.read_text(encoding="utf-8"))
+    survivors = {
+        (r["mode"], r["kernel"], f"{row['before']} -> {row['after']}")
+        for r in kept
+        for row in r["mutants"]
+        if row["outcome"] is None
+    }
+    given = {(*key, change) for key, rows in amd_survivors.REASONS.items() for change in rows}
+    assert given <= survivors
+    assert all(len(why) > 20 for rows in amd_survivors.REASONS.values() for why in rows.values())
 
 
 def test_sample():
