@@ -53,7 +53,7 @@ def classify(cell: Cell, outcome: Outcome) -> Class:
         return Class.RIGHT if outcome.mode and outcome.diff < CLOSE else Class.SILENT_WRONG
     if not is_clear(outcome):
         return Class.CRASHED
-    if outcome.stage == "call" and cell.change == "nothing":
+    if outcome.stage == "first call" or (outcome.stage == "call" and cell.change == "nothing"):
         return Class.REFUSED_LATE
     return Class.REFUSED
 

@@ -45,7 +45,8 @@ class Outcome:
     """What happened.
 
     Attributes:
-        stage: "load", "change" or "call": where an error came up; "done": there is a result.
+        stage: "load", "first call" (before a change), "change" or "call": where an error came up; "done": there is
+            a result.
         error: type and first line of the error.
         mode: the mode whose oracle the result agrees with best.
         diff: its logits_diff; infinite if the result is not finite.
@@ -193,9 +194,10 @@ def run(cell: Cell, worker: Worker) -> Outcome:
             rocm.read_modules(cell)
             stack.enter_context(worker.rank(Rank.of(cell.parallel)))
             carrier = worker.load(cell)
-            stage = "change"
             if carrier.topk is not None and cell.change != "nothing":
-                call(carrier, cell)  # what is kept from a call on has to follow the change
+                stage = "first call"  # what is kept from it has to follow the change
+                call(carrier, cell)
+            stage = "change"
             worker.change(cell, carrier)
             stage = "call"
             got = call(carrier, cell, trace)

@@ -47,6 +47,8 @@ def test_the_first_call_may_refuse_what_changed_after_the_load(error):
     outcome = Outcome("call", *error)
     assert classify(Cell(change="unset A8W4"), outcome) is Class.REFUSED
     assert classify(Cell(), outcome) is Class.REFUSED_LATE
+    before = Outcome("first call", *error)  # nothing had changed yet
+    assert classify(Cell(change="unset A8W4"), before) is Class.REFUSED_LATE
 
 
 @pytest.mark.parametrize(
