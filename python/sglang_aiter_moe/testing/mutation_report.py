@@ -208,7 +208,7 @@ def _all_draws(results: dict[str, Any], draws: dict[str, dict[str, Any]]) -> Ite
                 for module, entry in drawn.items()
                 if module.startswith(package)
                 for change, verdict in entry["ran"].items()
-                if change not in results.get(module, {"ran": {}})["ran"]
+                if not _is_in(change, entry, results.get(module, {"ran": {}}))
             ]
             again = any("again" in e for m, e in drawn.items() if m.startswith(package))
             now = counts(later, [], package)[2]
@@ -217,6 +217,13 @@ def _all_draws(results: dict[str, Any], draws: dict[str, dict[str, Any]]) -> Ite
                 f"{sum(new)} of {len(new)}, {sum(new) / len(new):.1%} | "
                 + (f"{now}, {now / run:.1%} |" if again else "none written |")
             )
+
+
+def _is_in(change: str, entry: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether other results of the module have this change; of another source, on whichever line."""
+    if entry.get("source") == other.get("source"):
+        return change in other["ran"]
+    return without_line(change) in map(without_line, other["ran"])
 
 
 def _of_a_draw(

@@ -360,6 +360,21 @@ def test_bad_out():
         layouts.SEPARATED.pack(raw, out=torch.zeros(1, 64, 16, dtype=torch.uint8).mT)
 
 
+@pytest.mark.parametrize(
+    "shape, fragment",
+    [
+        ((15, 32), "15 rows"),
+        ((2, 15, 32), "15 rows"),
+        ((16, 31), "31 bytes"),
+        ((16, 0), "empty"),
+        ((16,), r"shape \(1, 16\)"),
+    ],
+)
+def test_an_index_map_is_of_sizes_that_can_be_packed(shape, fragment):
+    with pytest.raises(ContractError, match=fragment):
+        layouts.SEPARATED.index_map(shape)
+
+
 def test_unknown_name():
     with pytest.raises(ContractError, match="'interleaved'"):
         layouts.weight_layout("interleaved")

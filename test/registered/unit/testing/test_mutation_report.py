@@ -108,6 +108,8 @@ def test_a_draw_keeps_its_first_verdicts():
     page = mutation_report.markdown(first, {}, {"second": second})
     assert "| second | `srt/` | 4 | 2 | **50.0% (" in page
     assert "| 1 of 3, 33.3% | none written |" in page
+    moved = {"srt/a.py": first["srt/a.py"] | {"source": "later", "ran": {"line 7: x": "killed"}}}
+    assert "| 1 of 3, 33.3% |" in mutation_report.markdown(moved, {}, {"second": second})
     second["srt/a.py"]["again"] = {"line 4: w": "killed", "line 5: z": "survived"}
     page = mutation_report.markdown(first, {"srt/a.py": {"z": "no GPU"}}, {"second": second})
     assert "| second | `srt/` | 4 | 2 | **50.0% (" in page
