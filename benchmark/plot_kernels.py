@@ -2,7 +2,8 @@
 """Draws results of benchmark/kernels.py: latency against tokens, with the roofline and the other kernels, as SVG.
 
     python benchmark/plot_kernels.py benchmark/results/kernels_h200.json benchmark/results/kernels_h200_prefill.json \
-        benchmark/results/kernels_h200_decode.json benchmark/results/kernels_h200_whole.json docs/images
+        benchmark/results/kernels_h200_decode.json benchmark/results/kernels_h200_whole.json \
+        benchmark/results/kernels_h200_decode_peers.json benchmark/results/kernels_h200_prefill_peers.json docs/images
 
 Of several results the last one counts, at each shape and token count that it has ours for.
 """
