@@ -22,6 +22,7 @@ from sglang_aiter_moe.numerics.metrics import logits_diff, relative_error
 from sglang_aiter_moe.numerics.oracle import RawExperts, routed_moe
 from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.testing.packing import pack_scale, pack_weight
+from sglang_aiter_moe.testing.ties import moved_by_ties
 
 GUARD = 0xA5
 GUARD_BYTES = 4096
@@ -182,7 +183,8 @@ def oracle(case: Case, experts: RawExperts, x, ids, weights) -> torch.Tensor:
 
 
 def run_case(case: Case, device: str, seed: int, runner=None) -> dict:
-    """Errors against the oracle and whether guards held; with ``case.twice`` also whether bits repeat."""
+    """Errors against the oracle, what ties may add to them, and whether guards held; with ``case.twice`` also whether
+    bits repeat."""
     from sglang_aiter_moe.portable import triton as backend
     from sglang_aiter_moe.portable.backends import cpu
     from sglang_aiter_moe.portable.triton import workspace
@@ -227,6 +229,9 @@ def run_case(case: Case, device: str, seed: int, runner=None) -> dict:
         "case": case.name,
         "seed": seed,
         "rel_err": 0.0 if empty else relative_error(got, expected),
+        "ties": 0.0
+        if empty or case.mode == "A16W4"
+        else moved_by_ties(lambda: oracle(case, experts, x, ids, weights)),
         "logits_diff": 0.0 if empty else logits_diff(got, expected),
         "cpu_err": 0.0 if empty else relative_error(got, other),
         "finite": bool(got.isfinite().all()),
