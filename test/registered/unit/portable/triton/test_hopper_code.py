@@ -99,18 +99,19 @@ def test_forms_that_would_be_staged_are_not_chosen(monkeypatch, caplog):
         w13_layout="separated", w13_scale_layout="separated", w2_layout="separated", w2_scale_layout="separated",
     )  # fmt: skip
     forms = (launch.run_tokens, launch.run_list)
-    monkeypatch.setattr(table, "FRAGMENTS_UP_TO", (99, 0))
-    table.fragments_stay_in_registers.cache_clear()
-    before = {
-        pairs: table.choose(request, pairs, scales, scales)[0] for pairs in (1, 16, 300, 5000)
-    }
-    assert before[1] in forms
-    monkeypatch.setattr(table, "FRAGMENTS_UP_TO", (0, 0))
-    table.fragments_stay_in_registers.cache_clear()
-    for pairs in before:
-        assert table.choose(request, pairs, scales, scales)[0] not in forms
+    counts = (1, 16, 23, 91, 300, 5793)
+
+    def chosen(up_to: int) -> list:
+        monkeypatch.setattr(table, "FRAGMENTS_UP_TO", (up_to, 0))
+        table.fragments_stay_in_registers.cache_clear()
+        return [table.choose(request, pairs, scales, scales)[0] for pairs in counts]
+
+    try:
+        assert {form for form in chosen(99) if form in forms} == set(forms)
+        assert not [form for form in chosen(0) if form in forms]
+    finally:
+        table.fragments_stay_in_registers.cache_clear()
     assert caplog.text.count("stages bf16 weight fragments") == 1
-    table.fragments_stay_in_registers.cache_clear()
 
 
 @pytest.mark.parametrize("name", PREFILL)

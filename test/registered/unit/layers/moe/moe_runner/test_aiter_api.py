@@ -122,8 +122,8 @@ def test_an_aiter_that_nobody_has_imported_yet_is(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["aiter.fused_moe", "aiter"])
 def test_the_part_that_cannot_be_imported_is_named(monkeypatch, name):
-    with fake_aiter.installed():
-        monkeypatch.setitem(sys.modules, name, None)
+    with fake_aiter.installed(), monkeypatch.context() as until_then:
+        until_then.setitem(sys.modules, name, None)
         with pytest.raises(ContractError, match=f"not importable: import {name} says"):
             aiter_api.refresh()
 
