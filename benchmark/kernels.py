@@ -100,12 +100,12 @@ class Bench:
 
         return call
 
-    def form(self, layer: Layer, mode: str, pairs: int) -> str:
+    def form(self, layer: Layer, mode: str, ids: torch.Tensor) -> str:
         if torch.cuda.get_device_capability() != (9, 0):
             return "portable"
         request = layer.request(mode)
         scales = layer.packed[2], layer.packed[3]
-        chosen = hopper_table.choose(request, pairs, *scales)
+        chosen = hopper_table.choose(request, *ids.shape, *scales)
         return f"{chosen[0].__name__} {chosen[1]}" if chosen else "portable"
 
     def peer_layers(self, layer: Layer) -> dict:
@@ -182,7 +182,7 @@ class Bench:
             except Exception:
                 self.fail(layer.name, mode, tokens)
                 continue
-            form = self.form(layer, mode, sets[0][1].numel())
+            form = self.form(layer, mode, sets[0][1])
             row = self.row(layer, tokens, mode, timing, unique, form=form)
             shown.append(f"{mode} {row['us']:.1f} (x{row['to_roofline']:.2f})")
         best = float("inf")

@@ -4,7 +4,8 @@ it runs on.
 Rows are grouped by mode and shape class: "short" if stage 2 reduces over at most 512 columns (a tensor-parallel
 slice), else "long".
 Within a group the first row is taken whose ``pairs`` (M * topk) bound is not exceeded and whose form computes the
-request; the forms differ in what they can do (``supports`` in each launch module).
+request; the forms differ in what they can do (``supports`` in each launch module), and the one-launch form's rows
+also bound M: with few experts a token the same pairs are more tokens, which it takes one by one.
 """
 
 from __future__ import annotations
@@ -84,11 +85,16 @@ def fragments_stay_in_registers() -> bool:
     return False
 
 
-def choose(r: KernelRequest, pairs: int, w1_scale: torch.Tensor, w2_scale: torch.Tensor):
+def choose(
+    r: KernelRequest, tokens: int, topk: int, w1_scale: torch.Tensor, w2_scale: torch.Tensor
+):
     """(runner, configuration), or None where the portable form is the one to run."""
+    pairs = tokens * topk
     for bound, form, config in load().get(group(r), ()):
         _, supports, runner = FORMS[form]
         if form in ("tokens", "list") and not fragments_stay_in_registers():
+            continue
+        if tokens > getattr(config, "most_tokens", tokens):
             continue
         if pairs <= bound and supports(r, w1_scale, w2_scale):
             return runner, config

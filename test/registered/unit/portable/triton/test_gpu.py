@@ -27,9 +27,10 @@ ROUNDED_ELSEWHERE = 1.5e-2
 E4M3's other neighbour, which a layer of a few tokens shows (up to 9.9e-3; K3 and gpt-oss at full size 3.4e-3)."""
 
 
-def check(case: Case, row: dict, limit: float = 0.0) -> None:
+def check(case: Case, row: dict, least: float = 0.0, fp8: bool = False) -> None:
+    """``fp8``: of a form that adds fp8 products, for which ties count; it is allowed ``least`` in any case."""
     assert row["finite"] and row["guards"] and row["same_bits"], row
-    assert row["rel_err"] < (limit or LIMIT[case.mode]) + row["ties"], row
+    assert row["rel_err"] < max(LIMIT[case.mode] + fp8 * row["ties"], least), row
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,7 +111,8 @@ def test_hopper_forms(mode, form, case):
         pytest.skip("this form takes no mask")
     case = dataclasses.replace(case, mode=mode)
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
-    check(case, row, ROUNDED_ELSEWHERE if name.startswith("mx_") else 0.0)
+    least = ROUNDED_ELSEWHERE if name.startswith("mx_") else 0.0
+    check(case, row, least, fp8=name.startswith(("mx_", "fp8")))
 
 
 @hopper
@@ -119,6 +121,7 @@ def test_hopper_forms(mode, form, case):
 def test_whole_layer_replayed_a_thousand_times(layout, tokens):
     """The programs of the one-launch form wait for each other: each replay, with other ids and tokens, gives the bits
     of an eager call of that form, and the output is poisoned in between."""
+    from sglang_aiter_moe.portable.triton import workspace
     from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig, run_whole
 
     case = Case(
@@ -151,6 +154,9 @@ def test_whole_layer_replayed_a_thousand_times(layout, tokens):
             run_whole(r, *operands, WholeConfig())
             expected = out.clone()
             out.fill_(float("nan"))
+            workspace.poison(
+                x.device
+            )  # or a replay that waits for nobody would read what the eager call left
             graph.replay()
             assert torch.equal(out, expected) and not expected.isnan().any()
 
@@ -183,7 +189,7 @@ def test_mx_prefill_block_sizes(tokens):
     row = run_case(
         case, "cuda", torch.seed() % 1000003, lambda r, *o: run_mx_prefill(r, *o, config)
     )
-    check(case, row, ROUNDED_ELSEWHERE)
+    check(case, row, ROUNDED_ELSEWHERE, fp8=True)
 
 
 @hopper

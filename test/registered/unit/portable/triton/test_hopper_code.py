@@ -99,12 +99,12 @@ def test_forms_that_would_be_staged_are_not_chosen(monkeypatch, caplog):
         w13_layout="separated", w13_scale_layout="separated", w2_layout="separated", w2_scale_layout="separated",
     )  # fmt: skip
     forms = (launch.run_tokens, launch.run_list)
-    counts = (1, 16, 23, 91, 300, 5793)
+    counts = (1, 4, 16, 23, 91, 300, 5793)  # of tokens, one expert each
 
     def chosen(up_to: int) -> list:
         monkeypatch.setattr(table, "FRAGMENTS_UP_TO", (up_to, 0))
         table.fragments_stay_in_registers.cache_clear()
-        return [table.choose(request, pairs, scales, scales)[0] for pairs in counts]
+        return [table.choose(request, tokens, 1, scales, scales)[0] for tokens in counts]
 
     try:
         assert {form for form in chosen(99) if form in forms} == set(forms)

@@ -56,9 +56,9 @@ def test_prefill_leaves_out_the_sizes_that_do_not_build():
         requantization="epilogue",
     )  # fmt: skip
     scales = torch.zeros(4 * 256 * 8, dtype=torch.uint8)
-    assert hopper_table.choose(request, 10, scales, scales) is None
+    assert hopper_table.choose(request, 5, 2, scales, scales) is None
     wide = replace(request, hidden_size=160)
-    assert hopper_table.choose(wide, 10, scales, scales)[0] is prefill_launch.run_prefill
+    assert hopper_table.choose(wide, 5, 2, scales, scales)[0] is prefill_launch.run_prefill
 
 
 def _layer(hidden: int, inter: int) -> KernelRequest:
@@ -124,10 +124,23 @@ def test_the_whole_layer_leaves_masks_and_wide_layers_to_others():
         _layer(20480, 256),
     ):
         assert not whole_launch.supports(refused, scales, scales)
-        chosen = hopper_table.choose(refused, 2, scales, scales)
+        chosen = hopper_table.choose(refused, 1, 2, scales, scales)
         assert chosen is None or chosen[0] is not whole_launch.run_whole
     for taken in (narrow, _layer(2880, 2880)):
-        assert hopper_table.choose(taken, 2, scales, scales)[0] is whole_launch.run_whole
+        assert hopper_table.choose(taken, 1, 2, scales, scales)[0] is whole_launch.run_whole
+
+
+def test_the_whole_layer_takes_two_tokens_at_most():
+    """It was slower from three on (K3), whatever the pairs: top-4 has as many with 4 tokens as top-16 with 1."""
+    scales = torch.zeros(2 * 2 * 2880 * 96, dtype=torch.uint8)
+    for hidden, inter, topk, most in (3584, 384, 16, 2), (2880, 384, 4, 2), (2880, 2880, 4, 1):
+        layer = _layer(hidden, inter)
+        took = [
+            tokens
+            for tokens in range(1, 12)
+            if hopper_table.choose(layer, tokens, topk, scales, scales)[0] is whole_launch.run_whole
+        ]
+        assert took == list(range(1, most + 1))
 
 
 def test_the_whole_layer_refuses_more_experts_a_token_than_fit():
@@ -159,7 +172,7 @@ def test_prefill_blocks_hold_every_count():
         config.n
         for rows in hopper_table.load().values()
         for _, form, config in rows
-        if form == "prefill"
+        if form.endswith("prefill")
     }
     for size in sizes | {8, 16, 32, 64, 96, 128, 160}:
         sums = [first + second for first, second in column_choices.fn(size)]
