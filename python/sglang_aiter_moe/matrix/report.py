@@ -68,6 +68,9 @@ _LIMITS = """\
 - Most cells are given their experts. Those that are routed by SGLang (SiTUv2 and SwiGLU on gfx950) take its eager path
   through AITER's top-k, with one group of experts; captured graphs, groups and the other routers are
   `test_routing.py`'s part, published outputs are the runner tests'.
+- A layer that is changed after load and refused at its next call counts as refused in time, also where the unchanged
+  layer would have been refused late for the same reason: so counted, SGLang 0.5.23 alone has five late cells fewer.
+- A flag is changed or the weights are updated, not both in one cell. One model at a time: no draft beside a target.
 - One rank at a time: nothing is communicated, and each rank's part is compared with its share of the oracle.
 - AITER's rules are those of `docs/contract.md`; none was run on hardware here. ROCm is pretended: SGLang's own
   statements for its module constants are executed with `is_hip()` true.

@@ -81,7 +81,10 @@ def patches(controls: Mapping[str, Any]) -> str:
         lines.append(_row([name, many, _classes(found["become"])]))
     lines.append(
         "\nNo cell shows the others: other ways to update, captured graphs, NVIDIA's kernels, the portable backend's "
-        "own patches, speed. Their tests, below `test/registered`:\n"
+        "own patches, speed. What they do is tested in these files below `test/registered`, not all of which see "
+        "that a patch is not applied: that each is in force, every process checks before its first MoE layer "
+        "(`unit/test_plugin.py`, `e2e/test_releases.py`), and a patch that goes missing from the table is noticed by "
+        "`unit/testing/test_matrix_controls.py`.\n"
     )
     tests: dict[str, list[str]] = {}
     for name, test in OUTSIDE.items():

@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from sglang_aiter_moe.portable.triton.hopper import table
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Ring
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import stage1_fp8
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage2 import stage2_fp8
@@ -54,6 +55,11 @@ K3 = {"H": 3584, "I": 384}
 STAGE1 = K3 | {"LAYOUT": "separated", "ACTIVATION": "situv2", "HAS_LIMIT": False, "HAS_BIAS": False}
 
 
+def mx_config(group: str):
+    """The table's first configuration of the fp8 prefill form."""
+    return next(config for _, form, config in table.load()[group] if form == "mx_prefill")
+
+
 def forms() -> dict[str, tuple]:
     """name -> (kernel, constants, element types, warps, columns of the matrix instruction)."""
     bf16 = {"ASM": True, "T": 8, "R": 32, "G": 1, "PDL": True}
@@ -67,6 +73,7 @@ def forms() -> dict[str, tuple]:
     one = {k: v for k, v in STAGE1.items() if k != "HAS_BIAS"} | whole | {"TOPK": 16}
     one_oss = one | oss | {"TOPK": 4, "HAS_BIAS13": True, "HAS_BIAS2": True, "ACTIVATION": "swiglu"}
     prefill = {"WIDE": False, "R": 128, "W": 8}
+    short, long = (mx_config(group) for group in ("A8W4 short", "A8W4 long"))
     return {
         "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
         BF16, 1, 8),
@@ -95,14 +102,17 @@ def forms() -> dict[str, tuple]:
             stage2_prefill, oss | prefill | {"A_STRIDE": 2944, "HAS_BIAS": True, "TILES": 0, "T": 32}, PREFILL, 8, 32,
         ),
         "fp8 prefill stage 1": (
-            stage1_mx_prefill, STAGE1 | prefill | {"X_STRIDE": 3584, "A_STRIDE": 384, "T": 32, "FORMAT": "e4m3",
-            "RULE": "epilogue", "VIA_BF16": False}, MX | {"a_scale_ptr": "u8"}, 8, 32,
+            stage1_mx_prefill, STAGE1 | prefill | {"X_STRIDE": 3584, "A_STRIDE": 384, "T": short.n, "R": short.r1,
+            "W": short.w1, "FORMAT": "e4m3", "RULE": "epilogue", "VIA_BF16": False}, MX | {"a_scale_ptr": "u8"},
+            short.w1, short.n,
         ),
         "fp8 prefill stage 2": (
-            stage2_mx_prefill, K3 | prefill | {"A_STRIDE": 384, "HAS_BIAS": False, "TILES": 7, "T": 32}, MX, 8, 32,
+            stage2_mx_prefill, K3 | prefill | {"A_STRIDE": 384, "HAS_BIAS": False, "TILES": short.tiles, "T": short.n,
+            "R": short.r2, "W": short.w2}, MX, short.w2, short.n,
         ),
         "fp8 prefill stage 2, K 2880": (
-            stage2_mx_prefill, oss | prefill | {"A_STRIDE": 2944, "HAS_BIAS": True, "TILES": 0, "T": 48}, MX, 8, 48,
+            stage2_mx_prefill, oss | prefill | {"A_STRIDE": 2944, "HAS_BIAS": True, "TILES": long.tiles, "T": long.n,
+            "R": long.r2, "W": long.w2}, MX, long.w2, long.n,
         ),
     }  # fmt: skip
 
@@ -194,6 +204,9 @@ def opcode(instruction: str) -> str:
 def describe(name: str) -> dict:
     kernel, constants, types, warps, _ = forms()[name]
     maxnreg = Ring(warps, 16, 3, 2).maxnreg if kernel in (stage1_fp8, stage2_fp8) else None
+    if kernel in (stage1_mx_prefill, stage2_mx_prefill):
+        config = mx_config("A8W4 long" if constants["H"] == 2880 else "A8W4 short")
+        maxnreg = (config.regs1 if kernel is stage1_mx_prefill else config.regs2) or None
     compiled = build(kernel, constants, types, warps, maxnreg)
     instructions, labels = disassemble(compiled.asm["cubin"])
     loop = inner_loop(instructions, labels, name.startswith("whole"))

@@ -27,10 +27,10 @@ it and from what `docs/mutation_survivors.json` says; do not edit.
 
 Do the tests of `contract/` and `srt/` notice a small mistake there? `testing/mutation.py` makes mutants of a module,
 one change each (comparisons, `and`/`or`, `not`, arithmetic, numbers, conditions, dropped raises, results and calls),
-and leaves messages, annotations and docstrings alone. `testing/mutation_run.py` runs each against the tests of its
-module (`TESTS` there, chosen by what `testing/mutation_tests.py` saw them execute) and stops at the first failure. The
-sample: of each module those mutants whose text has the smallest hash, at least three of them, so that it is always the
-same for the same source.
+leaves messages, annotations and docstrings alone, and removes no assignments. `testing/mutation_run.py` runs each
+against the tests of its module (`TESTS` there, chosen by what `testing/mutation_tests.py` saw them execute) and stops
+at the first failure. The sample: of each module those mutants whose text has the smallest hash, at least three of them,
+so that it is always the same for the same source.
 
 ```
 {_RUN}.json --only 'contract/*' --share 0.15

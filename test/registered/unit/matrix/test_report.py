@@ -95,6 +95,10 @@ def test_the_readme_states_the_stored_numbers(kept):
     right, refused = counts[Class.RIGHT], counts[Class.REFUSED]
     assert f"with the plugin\n**{patched}**: {right} are right, {refused} refused" in readme
 
+    unclamped = kept.positions(lambda c: c.activation == "swiglu_unclamped")
+    unstated = kept.counts("0.5.23", "patched", unclamped)[Class.RIGHT]
+    assert f"is so in {unstated} of the {right})" in readme
+
     def alone_of(wanted):
         only = kept.positions(wanted)
         return kept.counts("0.5.23", "unpatched", only)[Class.SILENT_WRONG], len(only)
