@@ -200,6 +200,12 @@ def test_an_imported_aiter_has_frozen_its_bound():
     assert made.mode_for(511) == "A16W4" and made.mode_for(512) == "A4W4"
 
 
+def test_a_bound_of_two_leaves_one_token_to_bf16():
+    for bound, alone in ((1, "A4W4"), (2, "A16W4")):
+        made = plan(gptoss(1), {ITLV: "0", "GPTOSS_SWIGLU_MXFP4_BF16_BOUND": str(bound)})
+        assert made.mode_for(1) == alone and made.mode_for(2) == "A4W4"
+
+
 def test_a_bound_beyond_every_batch():
     """With the bound out of reach, separated SwiGLU runs bf16 activations alone, on gfx942 too."""
     env = {ITLV: "0", "GPTOSS_SWIGLU_MXFP4_BF16_BOUND": str(2**24)}
