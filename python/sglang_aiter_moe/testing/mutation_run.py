@@ -37,6 +37,7 @@ _MX = "layers/quantization/test_mxfp4_"
 _UPDATES = (
     "model_executor/test_weight_updater.py",
     "model_executor/test_weight_updater_methods.py",
+    "model_executor/test_weight_updater_target_and_draft.py",
 )
 _OF_RUNNER = "layers/moe/moe_runner/test_"
 _CONTEXT = "layers/test_zero_copy_context.py"

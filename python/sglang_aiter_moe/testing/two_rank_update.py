@@ -86,6 +86,15 @@ def distributed(rank: int, updater: Updater) -> tuple[bool, str]:
     return weight_updater.from_received(whole, updater, tensors)
 
 
+def later_step(rank: int, updater: Updater) -> tuple[bool, str]:
+    """A session whose second step does not reach rank 1."""
+    weight_updater.begin_session(lambda _: None, updater)
+    first = weight_updater.from_received(whole, updater, [])
+    second = distributed(rank, updater)
+    weight_updater.end_session(lambda _: None, updater)
+    return second if first[0] else (False, f"the first step: {first[1]}")
+
+
 #: What rank 1's update does, and what else its tensors are; rank 0's is whole.
 SCENARIOS: dict[str, tuple[Callable[..., tuple[bool, str]], list]] = {
     "both": (whole, []),
@@ -95,6 +104,7 @@ SCENARIOS: dict[str, tuple[Callable[..., tuple[bool, str]], list]] = {
     "nan": (nan_scale, []),
     "refused": (whole, [UNKNOWN]),
     "received": (whole, []),
+    "later step": (whole, []),
 }
 
 
@@ -105,6 +115,8 @@ def run(rank: int, scenario: str) -> dict[str, Any]:
         success, message = weight_updater.from_disk(write, updater, "no folder")
     elif scenario == "received":
         success, message = distributed(rank, updater)
+    elif scenario == "later step":
+        success, message = later_step(rank, updater)
     else:
         success, message = weight_updater.from_tensor(write, updater, tensors)
     state = mxfp4_reload.weights_of(updater.model.experts)

@@ -16,6 +16,11 @@ from sglang_aiter_moe.testing.registration import register_cpu_ci
 register_cpu_ci(est_time=40, suite="base-a-test-cpu")
 
 
+@pytest.fixture(autouse=True)
+def unannounced(monkeypatch):
+    monkeypatch.setattr(ranks._Announced, "done", False)
+
+
 def two_ranks(folder, *how):
     """What each of two processes printed: lists of rows."""
     module = "sglang_aiter_moe.testing.two_rank_update"
@@ -76,8 +81,15 @@ def test_what_one_rank_refuses_or_does_not_receive_is_written_by_none(found, sta
     assert holds(found, staging, scenario) == ["old", "old"]
 
 
+def test_a_step_that_one_rank_did_not_receive_takes_the_session_with_it_on_both(found):
+    assert holds(found, "host", "later step") == ["old", "old"]
+    assert holds(found, "none", "later step") == ["invalid", "invalid"]
+
+
 @pytest.mark.parametrize("staging", ["none", "host"])
-@pytest.mark.parametrize("scenario", ["raises", "nan", "reports", "says no", "refused", "received"])
+@pytest.mark.parametrize(
+    "scenario", ["raises", "nan", "reports", "says no", "refused", "received", "later step"]
+)
 def test_the_first_rank_which_answers_the_client_names_the_other_one(found, staging, scenario):
     row = found[0, staging, scenario]
     assert not row["success"] and "rank 1" in row["message"], row
@@ -116,10 +128,11 @@ class Meeting:
         )
         group = SimpleNamespace(world_size=4, rank_in_group=1, cpu_group=object())
         monkeypatch.setattr(ranks, "_tensor_parallel_group", lambda: group)
-        self.gathered = []
+        self.group, self.gathered = group, []
 
         def gather(into, own, group):
             self.gathered.append(own)
+            into[:] = [(own[0], None)] * 4
 
         monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
 
@@ -130,7 +143,82 @@ ONE = ranks.TAKES_PART
 def test_ranks_that_have_announced_themselves_exchange(monkeypatch):
     meeting = Meeting(monkeypatch, (4, ONE), (6, ONE), (7, ONE))
     ranks.announce()
-    assert ranks.failure_elsewhere("here") is None and meeting.gathered == ["here"]
+    assert ranks.failure_elsewhere("here") is None and meeting.gathered == [(1, "here")]
+
+
+def test_a_group_that_was_complete_needs_its_store_no_more(monkeypatch):
+    """A store that fails for one rank would make it refuse alone."""
+    meeting = Meeting(monkeypatch, (4, ONE), (6, ONE), (7, ONE))
+    ranks.announce()
+    assert ranks.failure_elsewhere(None) is None
+    meeting.store = BrokenStore(check=1)
+    assert ranks.failure_elsewhere(None) is None and len(meeting.gathered) == 2
+
+
+class BrokenStore:
+    """A store in which everybody has announced himself, and that fails from a method's n-th call on."""
+
+    def __init__(self, **broken):
+        self.broken, self.calls = broken, []
+
+    def __getattr__(self, name):
+        def call(*_):
+            self.calls.append(name)
+            if self.calls.count(name) >= self.broken.get(name, 1000):
+                raise torch.distributed.DistNetworkError("broken pipe")
+            return ONE.encode() if name == "get" else True
+
+        return call
+
+
+@pytest.mark.parametrize("broken", [{"check": 1}, {"get": 1}, {"wait": 1, "check": 2}], ids=str)
+def test_a_store_that_fails_is_a_failure_that_says_so(monkeypatch, broken):
+    """Also when it is asked for another rank, which is not absent by that."""
+    meeting = Meeting(monkeypatch)
+    meeting.store = BrokenStore(**broken)
+    told = ranks.failure_elsewhere(None)
+    assert told.startswith("the store by which the ranks met does not answer")
+    assert "DistNetworkError: broken pipe" in told and meeting.gathered == []
+
+
+def test_a_rank_announces_itself_once_and_again_after_a_store_that_failed(monkeypatch, caplog):
+    meeting = Meeting(monkeypatch)
+    meeting.store = BrokenStore(set=1)
+    ranks.announce()
+    assert "broken pipe" in caplog.text and not ranks._Announced.done
+    meeting.store = BrokenStore()
+    ranks.announce()
+    ranks.announce()
+    assert meeting.store.calls == ["set"]
+
+
+def test_a_rank_that_is_behind_fails_and_one_that_is_ahead_waits_for_it(monkeypatch):
+    """Rank 1, here, has refused a step without asking."""
+    meeting = Meeting(monkeypatch, (4, ONE), (6, ONE))
+    ranks.announce()
+    assert ranks.failure_elsewhere(None).startswith("rank 7 of all ranks")
+    meeting.store.set(ranks._key(7), ONE)
+    coming = [[(1, None), (2, "x"), (1, "an older step"), (2, None)], [(2, None)] * 4]
+
+    def gather(into, own, group):
+        meeting.gathered.append(own)
+        into[:] = coming.pop(0)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert ranks.failure_elsewhere("x") is None
+    assert meeting.gathered == [(2, "x")] * 2 and coming == []
+    coming.append([(3, None), (3, None), (4, None), (3, None)])
+    told = ranks.failure_elsewhere(None)
+    assert "at different steps ([3, 3, 4, 3], by rank)" in told and "refused step 3" in told
+
+
+def test_every_group_counts_its_own_steps(monkeypatch):
+    meeting = Meeting(monkeypatch)
+    ranks.failure_elsewhere(None)
+    other = SimpleNamespace(world_size=4, rank_in_group=1, cpu_group=object())
+    monkeypatch.setattr(ranks, "_tensor_parallel_group", lambda: other)
+    ranks.failure_elsewhere(None)
+    assert meeting.gathered == [(1, None), (1, None)]
 
 
 def test_those_that_have_not_or_ask_otherwise_are_named_and_nothing_is_gathered(monkeypatch):
@@ -143,7 +231,7 @@ def test_those_that_have_not_or_ask_otherwise_are_named_and_nothing_is_gathered(
 def test_who_could_not_announce_itself_asks_as_before(monkeypatch):
     """As after a process group was made anew: nobody's word is in its store."""
     meeting = Meeting(monkeypatch)
-    assert ranks.failure_elsewhere(None) is None and meeting.gathered == [None]
+    assert ranks.failure_elsewhere(None) is None and meeting.gathered == [(1, None)]
     monkeypatch.setattr(ranks, "_store", lambda: None)
     ranks.announce()
     assert ranks.failure_elsewhere(None) is None
@@ -175,8 +263,8 @@ def test_the_first_failure_of_another_rank_is_the_answer(monkeypatch, said, answ
         world_size, rank_in_group, cpu_group = 3, 1, object()
 
     def gather(into, own, group):
-        assert own == said[1] and group is Group.cpu_group
-        into[:] = said
+        assert own == (1, said[1]) and group is Group.cpu_group
+        into[:] = [(1, reason) for reason in said]
 
     monkeypatch.setattr(ranks, "_tensor_parallel_group", Group)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
@@ -198,7 +286,7 @@ def test_sglangs_group_is_the_one_that_is_asked(monkeypatch, size, answer):
 
     def gather(into, own, group):
         asked.append(group)
-        into[:] = [own, "full"]
+        into[:] = [own, (1, "full")]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     assert ranks.failure_elsewhere(None) == answer
@@ -218,7 +306,7 @@ class Peers:
 
     def gather(self, into, own, group):
         self.asked += 1
-        into[:] = [own, "full"]
+        into[:] = [own, (1, "full")]
 
 
 def sglangs_group(monkeypatch, get_tp_group):

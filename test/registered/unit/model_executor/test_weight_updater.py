@@ -319,11 +319,17 @@ def failed_receiving(updater):
         weight_updater.receiving(lost, updater)
 
 
+def not_received_elsewhere(updater):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="rank 1: lost"):
+        patch.setattr(weight_updater, "failure_elsewhere", lambda reason: "rank 1: lost")
+        weight_updater.receiving(lambda _: [], updater)
+
+
 def end(updater):
     weight_updater.end_session(lambda _: mxfp4.prepare_weights(updater.experts, PLAN), updater)
 
 
-@pytest.mark.parametrize("step", [refused_step, failed_receiving])
+@pytest.mark.parametrize("step", [refused_step, failed_receiving, not_received_elsewhere])
 def test_a_step_that_is_refused_undoes_the_steps_before_it(updater, monkeypatch, step):
     """It wrote nothing itself, but half of the session's weights would be served with half of the old ones."""
     monkeypatch.setenv(mxfp4_reload.STAGING, "host")
@@ -337,7 +343,7 @@ def test_a_step_that_is_refused_undoes_the_steps_before_it(updater, monkeypatch,
     mxfp4.moe_quant_info(updater.experts)
 
 
-@pytest.mark.parametrize("step", [refused_step, failed_receiving])
+@pytest.mark.parametrize("step", [refused_step, failed_receiving, not_received_elsewhere])
 def test_without_copies_a_refused_step_makes_the_layer_invalid(updater, step):
     first_step(updater)
     step(updater)

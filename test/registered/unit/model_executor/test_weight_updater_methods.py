@@ -222,6 +222,17 @@ def test_a_session_ends_even_if_sglangs_end_fails(updater):
     mxfp4.moe_quant_info(updater.experts)
 
 
+def test_a_session_that_sglang_could_not_begin_is_none(updater):
+    def begin(_):
+        mxfp4.restore_raw(updater.experts)
+        raise OSError("no memory")
+
+    with pytest.raises(OSError, match="no memory"):
+        weight_updater.begin_session(begin, updater)
+    assert mxfp4_reload.RUNNING.depth == 0 and updater.unchanged
+    mxfp4.moe_quant_info(updater.experts)
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_failure_in_a_session_concerns_every_step_of_it(updater, steps):
     done = lambda *_: DONE  # noqa: E731

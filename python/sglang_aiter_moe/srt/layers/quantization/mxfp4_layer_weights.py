@@ -46,6 +46,8 @@ class Running:
         written: the layers that it has written.
         depth: nested updates; an SGLang session counts as one.
         failed: why the session that runs has failed: no further step of it is written.
+        models: each model that it has begun to write: its layers, and its ``Others``. A session writes the target
+            and the draft.
     """
 
     def __init__(self) -> None:
@@ -53,6 +55,7 @@ class Running:
         self.written: list[LayerWeights] = []
         self.depth = 0
         self.failed: str | None = None
+        self.models: list[tuple[list[LayerWeights], Any]] = []
 
     def fail(self, reason: str) -> None:
         """Every layer that the update wrote gets its weights back, or becomes invalid."""

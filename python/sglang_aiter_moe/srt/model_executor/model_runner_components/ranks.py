@@ -15,23 +15,60 @@ from typing import Any
 import torch
 
 logger = logging.getLogger(__name__)
-TAKES_PART = "1"
+TAKES_PART = "2"
 """What a rank that asks the others says; another number once it asks them otherwise."""
 WAIT = timedelta(seconds=10)
+_ATTRIBUTE = "aiter_moe_exchange"
+
+
+class Exchange:
+    """What a group has exchanged so far.
+
+    Attributes:
+        step: how many steps this rank has come to; equal on all of them, so that no two steps are taken for one.
+        complete: every rank of the group has announced itself, which none takes back.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.complete = False
+
+    @classmethod
+    def of(cls, group: Any) -> Exchange:
+        found = getattr(group, _ATTRIBUTE, None)
+        if found is None:
+            found = cls()
+            setattr(group, _ATTRIBUTE, found)
+        return found
+
+
+class _Announced:
+    """Whether this process has said that it comes to every exchange."""
+
+    done = False
 
 
 def announce() -> None:
-    """Says in the store by which the ranks met that this one comes to every exchange.
+    """Says in the store by which the ranks met that this one comes to every exchange; once for a process.
 
     Called by each rank once its layers are laid out, which is before the first update. No collective: a rank without
-    this code would never join one.
+    this code would never join one. A store that does not answer is asked again at the next call.
     """
-    if (store := _store()) is not None:
+    if _Announced.done or (store := _store()) is None:
+        return
+    try:
         store.set(_key(torch.distributed.get_rank()), TAKES_PART.encode())
+    except Exception as error:
+        logger.warning("cannot tell the other ranks that this one takes part in updates: %s", error)
+    else:
+        _Announced.done = True
 
 
 def failure_elsewhere(reason: str | None) -> str | None:
     """Exchanges one step's outcome with the group; every rank calls it once for every step.
+
+    A rank that has come to fewer steps than another one, which refused a step without asking, fails its step; the
+    other one waits for it.
 
     Args:
         reason: why the step failed here; None if it did not.
@@ -42,37 +79,59 @@ def failure_elsewhere(reason: str | None) -> str | None:
     group = _tensor_parallel_group()
     if group is None:
         return None
-    if absent := _absent(group):
-        return (
-            f"rank {', '.join(map(str, absent))} of all ranks does not ask the others about updates (no plugin there, "
-            "another version, or switched off) and may hold other weights now: start every rank with the same plugin"
-        )
-    said: list[str | None] = [None] * group.world_size
-    try:
-        torch.distributed.all_gather_object(said, reason, group=group.cpu_group)
-    except Exception as error:  # a rank has gone: nobody knows what it wrote
-        return f"the ranks of the group do not answer: {error}"
-    for rank, failure in enumerate(said):
+    exchange = Exchange.of(group)
+    exchange.step += 1
+    if not exchange.complete and (alone := _why_alone(group, exchange)) is not None:
+        return alone
+    while True:
+        said: list[Any] = [None] * group.world_size
+        try:
+            torch.distributed.all_gather_object(
+                said, (exchange.step, reason), group=group.cpu_group
+            )
+        except Exception as error:  # a rank has gone: nobody knows what it wrote
+            return f"the ranks of the group do not answer: {error}"
+        steps = [step for step, _ in said]
+        if exchange.step < max(steps):
+            return (
+                f"the ranks of the tensor-parallel group are at different steps ({steps}, by rank): "
+                f"another one has refused step {exchange.step}, which is this rank's"
+            )
+        if min(steps) == max(steps):
+            break
+    for rank, (_, failure) in enumerate(said):
         if failure is not None and rank != group.rank_in_group:
             return f"rank {rank} of the tensor-parallel group: {failure}"
     return None
 
 
-def _absent(group: Any) -> list[int]:
-    """The ranks, counted over all, that have not announced themselves; none if this one could not."""
-    store = _store()
-    if store is None or not store.check([_key(torch.distributed.get_rank())]):
-        return []
+def _why_alone(group: Any, exchange: Exchange) -> str | None:
+    """Why the group is not asked: who has not announced itself; None if all have, or this one could not."""
     absent, wait = [], WAIT
-    for rank in torch.distributed.get_process_group_ranks(group.cpu_group):
-        try:
-            store.wait([_key(rank)], wait)
-            here = store.get(_key(rank)) == TAKES_PART.encode()
-        except RuntimeError:  # torch's DistStoreError among them
-            here, wait = False, timedelta(milliseconds=100)  # the others had the same time
-        if not here:
-            absent.append(rank)
-    return absent
+    try:
+        store = _store()
+        if store is None or not store.check([_key(torch.distributed.get_rank())]):
+            return None
+        for rank in torch.distributed.get_process_group_ranks(group.cpu_group):
+            key = _key(rank)
+            try:
+                store.wait([key], wait)
+            except RuntimeError:  # too late, or a store that fails: the next line tells
+                wait = timedelta(milliseconds=100)  # the others had the same time
+            if not store.check([key]) or store.get(key) != TAKES_PART.encode():
+                absent.append(rank)
+    except Exception as error:
+        return (
+            "the store by which the ranks met does not answer, so nobody knows whether the others take part in the "
+            f"update: {type(error).__name__}: {error}"
+        )
+    exchange.complete = not absent
+    if exchange.complete:
+        return None
+    return (
+        f"rank {', '.join(map(str, absent))} of all ranks does not ask the others about updates (no plugin there, "
+        "another version, or switched off) and may hold other weights now: start every rank with the same plugin"
+    )
 
 
 def _key(rank: int) -> str:

@@ -95,18 +95,17 @@ def receiving(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
         Exception: what was raised here.
         RuntimeError: another rank received nothing.
     """
-    model = _model_of(updater)
-    if not states_in(model):
+    if not states_in(_model_of(updater)):
         return original(updater, *args, **kwargs)
     try:
         received = original(updater, *args, **kwargs)
     except Exception as error:
         failure_elsewhere(str(error))
-        _fail_session(model, str(error))
+        _fail_session(str(error))
         raise
     elsewhere = failure_elsewhere(None)
     if elsewhere is not None:
-        _fail_session(model, elsewhere)
+        _fail_session(elsewhere)
         raise RuntimeError(elsewhere)
     return received
 
@@ -140,7 +139,13 @@ def from_ipc(original: Any, updater: Any, recv_req: Any) -> Any:
 def begin_session(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
     """``begin_weight_update``: everything until the end is one update."""
     mxfp4_reload.begin_session()
-    return original(updater, *args, **kwargs)
+    try:
+        return original(updater, *args, **kwargs)
+    except BaseException:  # SGLang has no session then
+        mxfp4_reload.end_session()
+        for state in states_in(_model_of(updater)):
+            state.close()
+        raise
 
 
 def end_session(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +153,7 @@ def end_session(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return original(updater, *args, **kwargs)
     finally:
-        Others.of(_model_of(updater)).end()
+        _end_others()
         mxfp4_reload.end_session()
 
 
@@ -182,7 +187,8 @@ def _update(
     """
     model = _model_of(updater)
     states = states_in(model)
-    if not states:
+    # A draft without such layers is written in one session with a target that has them: it fails with it.
+    if not states and not RUNNING.models and RUNNING.failed is None:
         return run()
     try:
         _refuse_after_failure()
@@ -195,32 +201,53 @@ def _update(
         refused = error
     elsewhere = failure_elsewhere(None if refused is None else str(refused))
     if refused is not None or elsewhere is not None:
-        _fail_session(model, str(refused or elsewhere))
+        _fail_session(str(refused or elsewhere))
         return _told(refused or _Unsuccessful((False, f"refused: {elsewhere}")))
     others = Others.of(model)
+
+    def begin() -> None:
+        if all(known is not others for _, known in RUNNING.models):
+            RUNNING.models.append((states, others))
+        others.begin(model, states, names)
+
     try:
         with mxfp4_reload.updating():
-            result = _on_all_ranks(
-                lambda: _written(lambda: others.begin(model, states, names), run, states, checked)
-            )
+            result = _on_all_ranks(lambda: _written(begin, run, states, checked))
         if result[0]:
             others.succeeded(states, whole=not checked and chosen is None)
         if RUNNING.depth == 0:
-            others.end()
+            _end_others()
         return result
     except Exception as error:
-        others.failed(states, str(error))
+        _undo_others(str(error))
         if RUNNING.depth:
             RUNNING.failed = str(error)
         return _told(error)
 
 
-def _fail_session(model: torch.nn.Module, reason: str) -> None:
+def _undo_others(reason: str) -> None:
+    """What the update wrote beside the experts, in every model of it.
+
+    The last model first: a draft shares tensors with its target, and its copies were taken after the target's.
+    """
+    while RUNNING.models:
+        states, others = RUNNING.models.pop()
+        others.failed(states, reason)
+
+
+def _end_others() -> None:
+    """The update is over in every model."""
+    while RUNNING.models:
+        _, others = RUNNING.models.pop()
+        others.end()
+
+
+def _fail_session(reason: str) -> None:
     """A step of a session is refused: what the steps before it wrote goes with it."""
     if RUNNING.depth == 0 or RUNNING.failed is not None:
         return
     mxfp4_reload.fail(reason)
-    Others.of(model).failed(states_in(model), reason)
+    _undo_others(reason)
     RUNNING.failed = reason
 
 
