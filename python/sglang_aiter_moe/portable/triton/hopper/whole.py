@@ -1,4 +1,4 @@
-"""The whole layer for a token or a few in one launch (Gluon): stage 1, a meeting of all programs, stage 2.
+"""The whole layer for a token or two in one launch (Gluon): stage 1, a meeting of all programs, stage 2.
 
 One program an SM. One of its warps copies: the program's share of w13 of all experts, then its share of w2, through a
 ring of bulk copies (``ring.py``); experts are known from the start, so w2 is on its way while stage 1 still computes

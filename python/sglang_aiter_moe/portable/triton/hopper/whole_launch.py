@@ -1,4 +1,4 @@
-"""The one-launch form: a layer of one token or a few in one kernel (``whole.py``)."""
+"""The one-launch form: a layer of a token or two in one kernel (``whole.py``)."""
 
 from __future__ import annotations
 
