@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -65,6 +66,16 @@ class Server:
             allowed="a line of the plugin by each process that builds a model",
             fix="run `sglang-aiter-moe doctor` with the same Python",
         )
+
+
+def plugin_messages(log: str) -> list[tuple[str, str]]:
+    """(rank, message) of each line that the plugin logged, in their order; the rank is "" on a single rank.
+
+    Args:
+        log: what the processes of one server wrote into one file. A progress bar of one process, which ends without a
+            newline, may stand before another's line.
+    """
+    return re.findall(r"\[[^\[\]\r\n]*?(?: (TP\d+))?\] sglang-aiter-moe: ([^\r\n]*)", log)
 
 
 def free_port() -> int:

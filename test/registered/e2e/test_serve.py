@@ -19,6 +19,7 @@ from sglang_aiter_moe.testing.sglang_server import (
     ServerDied,
     ask,
     environment,
+    plugin_messages,
     serving,
     start,
     stop,
@@ -159,11 +160,10 @@ def test_the_server_does_not_run_in_another_mode(way, references):
 
 def test_every_rank_has_checked_its_patches(way):
     _, _, tp, server, _, _ = way
-    lines = [line for line in server.log_text().splitlines() if "sglang-aiter-moe:" in line]
-    assert len(lines) == tp, lines
-    assert all("in force" in line and "refused" not in line for line in lines)
-    if tp == 2:
-        assert {line.split("]")[0].split()[-1] for line in lines} == {"TP0", "TP1"}
+    messages = plugin_messages(server.log_text())
+    assert len(messages) == tp, messages
+    assert all("in force" in text and "refused" not in text for _, text in messages)
+    assert {rank for rank, _ in messages} == ({"TP0", "TP1"} if tp == 2 else {""})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.registration import register_cpu_ci
-from sglang_aiter_moe.testing.sglang_server import Server, environment, start
+from sglang_aiter_moe.testing.sglang_server import Server, environment, plugin_messages, start
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 
@@ -55,6 +55,21 @@ def test_a_port_is_free_again_after_its_server_ended(tmp_path):
 def test_each_rank_has_its_cores(ranks, entries):
     bound = environment(base=BASE, ranks=ranks).get("SGLANG_CPU_OMP_THREADS_BIND", "")
     assert len(bound.split("|") if bound else []) == entries
+
+
+def test_what_each_rank_logged_is_found_behind_another_ranks_progress_bar():
+    log = (
+        "[2026-11-30 17:10:06 TP0] Load weight begin.\n"
+        "[2026-11-30 17:10:06 TP0] sglang-aiter-moe: 35 in force (process 1)\n"
+        "\rMulti-thread loading shards:   0% Completed | 0/1 [00:00<?, ?it/s]"
+        "[2026-11-30 17:10:06 TP1] sglang-aiter-moe: 34 in force, 1 refused (process 2)\n"
+        "[2026-11-30 17:10:07] sglang-aiter-moe: 35 in force (process 3)\n"
+    )
+    assert plugin_messages(log) == [
+        ("TP0", "35 in force (process 1)"),
+        ("TP1", "34 in force, 1 refused (process 2)"),
+        ("", "35 in force (process 3)"),
+    ]
 
 
 def test_a_line_of_the_log_or_how_it_ends(tmp_path):
