@@ -1,0 +1,55 @@
+"""Opcode -> how it is executed: the union of the tables of every subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.nvptx import (
+    barriers,
+    control,
+    convert,
+    copies,
+    exchange,
+    float_alu,
+    integer,
+    memory_ops,
+    moves,
+    packed,
+)
+from sglang_aiter_moe.nvptx.decode import Operation, refuse
+from sglang_aiter_moe.nvptx.text import Instruction, with_opcode
+
+_SUBJECTS = (
+    integer, float_alu, packed, convert, moves, exchange, memory_ops, copies, barriers, control,
+)  # fmt: skip
+BUILDERS: dict[str, Callable[[Instruction], Operation]] = {
+    opcode: build for subject in _SUBJECTS for opcode, build in subject.TABLE.items()
+}
+"""Longest dotted prefix of a name -> its builder."""
+
+
+def opcode_of(name: str) -> str | None:
+    """The longest prefix of ``name`` that a table has."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        if (opcode := ".".join(parts[:count])) in BUILDERS:
+            return opcode
+    return None
+
+
+def build(instruction: Instruction) -> Operation:
+    """The function that executes ``instruction`` on a group.
+
+    Raises:
+        PtxError: an opcode, modifier or operand that is not modelled.
+    """
+    opcode = opcode_of(instruction.name)
+    if opcode is None:
+        raise refuse(instruction, f"the opcode {instruction.name}")
+    try:
+        return BUILDERS[opcode](with_opcode(instruction, opcode))
+    except ContractError:
+        raise
+    except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise refuse(instruction, f"{instruction.name} with these operands") from error

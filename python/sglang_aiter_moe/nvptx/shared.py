@@ -1,0 +1,120 @@
+"""Shared memory of a batch of CTAs: one window each, with what is known of every byte.
+
+A window begins at ``BASE``, as on hardware, where the first 1024 bytes of sm_90 are the system's. Each byte is
+unwritten, written, in flight, or written through the generic proxy with no ``fence.proxy.async`` since.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_aiter_moe.amdgpu.errors import Fault
+
+BASE = 1024
+_WRITTEN, _UNFENCED, _FLYING = 1, 2, 4
+_UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class Shared:
+    """``size`` bytes for each of ``ctas`` CTAs."""
+
+    def __init__(self, ctas: int, size: int, *, checked: bool) -> None:
+        self.ctas, self.size, self.checked = ctas, size, checked
+        self.stride = -(-size // 16) * 16
+        self.data = np.full(ctas * self.stride, 0xA5, np.uint8)
+        self.kind = np.zeros(ctas * self.stride, np.uint8)
+
+    def load(self, cta, address, nbytes: int, proxy: str = "generic") -> np.ndarray:
+        """uint8 [..., nbytes] from ``address`` (integers [...]), which must be multiples of ``nbytes``.
+
+        Raises:
+            Fault: bytes outside the window, unwritten, in flight, or not fenced for the async proxy; ``lane`` is the
+                position in ``address``.
+        """
+        at, unit = self._units(cta, address, nbytes)
+        if self.checked:
+            kind = self.kind.view(_UNITS[unit])
+            found = kind[at]
+            bad = found != self._pattern(_WRITTEN, unit)
+            if bad.any():
+                self._examine(found, proxy, address, nbytes, unit)
+        data = self.data.view(_UNITS[unit])[at]
+        return np.ascontiguousarray(data).view(np.uint8).reshape(*np.shape(address), nbytes)
+
+    def store(self, cta, address, data: np.ndarray, proxy: str = "generic") -> None:
+        """Writes uint8 ``data`` [..., nbytes]; of equal addresses the last one stays."""
+        nbytes = data.shape[-1]
+        at, unit = self._units(cta, address, nbytes)
+        values = np.ascontiguousarray(data).view(_UNITS[unit]).reshape(at.shape)
+        self.data.view(_UNITS[unit])[at] = values
+        mark = _WRITTEN if proxy == "async" else _WRITTEN | _UNFENCED
+        self.kind.view(_UNITS[unit])[at] = self._pattern(mark, unit)
+
+    def fly(self, cta, address, nbytes: int) -> None:
+        """Marks bytes as on their way."""
+        at, unit = self._units(cta, address, nbytes)
+        self.kind.view(_UNITS[unit])[at] = self._pattern(_FLYING, unit)
+
+    def fence(self, ctas: np.ndarray) -> None:
+        """``fence.proxy.async`` by a thread of each of these CTAs: what was written is seen by the async proxy.
+
+        All bytes of the CTA count, also those which another warp wrote: who has synchronised with whom is not followed.
+        """
+        for cta in np.unique(ctas):
+            self.kind[cta * self.stride : (cta + 1) * self.stride] &= np.uint8(~_UNFENCED & 0xFF)
+
+    def window(self, cta: int) -> np.ndarray:
+        """The bytes of one CTA, unchecked."""
+        return self.data[cta * self.stride : cta * self.stride + self.size]
+
+    @staticmethod
+    def _pattern(mark: int, unit: int):
+        return _UNITS[unit](int.from_bytes(bytes([mark]) * unit, "little"))
+
+    def _units(self, cta, address, nbytes: int) -> tuple[np.ndarray, int]:
+        """Indices [..., parts] of units of 1 to 8 bytes in the arrays, and the unit."""
+        address = np.asarray(address).astype(np.int64)
+        unit = min(nbytes, 8)
+        at = address - BASE
+        if at.size:
+            bad = (at < 0) | (at > self.size - nbytes) | (at & (nbytes - 1) != 0)
+            if bad.any():
+                self._refuse(np.flatnonzero(bad)[0], address, nbytes)
+        at = (at + np.asarray(cta) * self.stride) >> (unit.bit_length() - 1)
+        if nbytes <= 8:
+            return at[..., None], unit
+        return at[..., None] + np.arange(nbytes // unit), unit
+
+    def _refuse(self, lane: int, address: np.ndarray, nbytes: int) -> None:
+        at = int(address.reshape(-1)[lane])
+        raise Fault(
+            f"{nbytes} bytes of shared memory at {at:#x}",
+            allowed=f"multiples of {nbytes} from {BASE:#x} to {BASE + self.size:#x}, the CTA's {self.size} bytes",
+            fix="check the address, and the size of the launch's shared memory",
+            lane=int(lane),
+        )
+
+    def _examine(self, found, proxy: str, address, nbytes: int, unit: int) -> None:
+        """Raises for the first byte that may not be read through ``proxy``."""
+        kinds = np.ascontiguousarray(found).view(np.uint8).reshape(-1, nbytes)
+        good = kinds == _WRITTEN
+        if proxy == "generic":
+            good |= kinds == _WRITTEN | _UNFENCED
+        if good.all():
+            return
+        lane, byte = (int(x[0]) for x in np.nonzero(~good))
+        kind = int(kinds[lane, byte])
+        at = int(np.asarray(address).reshape(-1)[lane]) + byte
+        what = "which nothing has written"
+        if kind & _FLYING:
+            what = "whose data is still in flight: it is read before the wait for the copy"
+        elif kind & _UNFENCED:
+            what = (
+                "which a store wrote and no fence.proxy.async has made visible to the async proxy"
+            )
+        raise Fault(
+            f"byte {at - BASE} of shared memory is read, {what}",
+            allowed="bytes that were written, waited for and, for wgmma and bulk copies, fenced",
+            fix="check the wait, its group count or parity, and the fence before this instruction",
+            lane=lane,
+        )

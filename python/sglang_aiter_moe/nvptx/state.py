@@ -1,0 +1,209 @@
+"""Registers of the warps of several CTAs side by side, and groups of warps that stand at one instruction.
+
+A register is an array [rows, 32]; row = warp * CTAs + CTA, so that one role's warps of all CTAs are a slice. Which rows
+of a register are initialised is a bit set (a Python int), because asking that of an array would cost as much as the
+instruction; rows that are initialised in part only have a bool array besides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sglang_aiter_moe.amdgpu.errors import Fault
+
+if TYPE_CHECKING:
+    from sglang_aiter_moe.amdgpu.memory import Memory
+    from sglang_aiter_moe.nvptx.asynchronous import Tasks
+    from sglang_aiter_moe.nvptx.mbarrier import Barriers
+    from sglang_aiter_moe.nvptx.shared import Shared
+
+LANES = 32
+DTYPES = {"pred": np.bool_, "b8": np.uint8, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
+POISON = {
+    "pred": True, "b8": 0xA5, "b16": 0xA5A5, "b32": 0xA5A5A5A5, "b64": 0xA5A5A5A5_A5A5A5A5,
+}  # fmt: skip
+
+
+class State:
+    """A batch of ``ctas`` CTAs of ``warps`` warps.
+
+    Attributes:
+        late: an asynchronous effect lands when its wait completes; else when it is issued.
+        events: grows with everything that can end a wait.
+    """
+
+    shared: Shared
+    memory: Memory
+    tasks: Tasks
+    barriers: Barriers
+
+    def __init__(
+        self, ctas: int, warps: int, registers: list[tuple[str, str]], *, checked: bool, late: bool
+    ) -> None:
+        """``registers``: (name, class) by slot; a class is a key of ``DTYPES``."""
+        self.ctas, self.warps, self.rows = ctas, warps, ctas * warps
+        self.registers, self.checked, self.late = registers, checked, late
+        self.values: list[np.ndarray] = [None] * len(registers)  # type: ignore[list-item]
+        for slot, (_, kind) in enumerate(registers):
+            self.values[slot] = np.full((self.rows, LANES), POISON[kind], DTYPES[kind])
+        self.known = [0 if checked else (1 << self.rows) - 1] * len(registers)
+        self.partial: dict[int, np.ndarray] = {}
+        self.flying: dict[int, int] = {}
+        self.events = 0
+        self._groups: dict[int, Group] = {}
+
+    def event(self) -> None:
+        """Something happened that a waiting warp may wait for."""
+        self.events += 1
+
+    def group(self, bits: int) -> Group:
+        """The group of the rows whose bits are set, all lanes."""
+        found = self._groups.get(bits)
+        if found is None:
+            found = self._groups[bits] = Group(self, bits)
+        return found
+
+
+class Group:
+    """Warps that execute one instruction together."""
+
+    __slots__ = ("_cta", "_ids", "_warp", "bits", "mask", "n", "rows", "state")
+
+    def __init__(self, state: State, bits: int, mask: np.ndarray | None = None) -> None:
+        self.state, self.bits, self.mask = state, bits, mask
+        self._ids = self._cta = self._warp = None
+        self.n = bits.bit_count()
+        first = (bits & -bits).bit_length() - 1
+        if bits >> first == (1 << self.n) - 1:
+            self.rows: slice | np.ndarray = slice(first, first + self.n)
+        else:
+            self.rows = self.ids
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Rows, ascending [n]."""
+        if self._ids is None:
+            text = np.frombuffer(bin(self.bits)[:1:-1].encode(), np.uint8)
+            self._ids = np.flatnonzero(text == ord("1"))
+        return self._ids
+
+    @property
+    def cta(self) -> np.ndarray:
+        """CTA of each row, counted in the batch [n]."""
+        if self._cta is None:
+            self._cta = self.ids % self.state.ctas
+        return self._cta
+
+    @property
+    def warp(self) -> np.ndarray:
+        """Warp of each row, counted in its CTA [n]."""
+        if self._warp is None:
+            self._warp = self.ids // self.state.ctas
+        return self._warp
+
+    @property
+    def lanes(self) -> np.ndarray:
+        """bool [n, 32]: lanes that act."""
+        return np.ones((self.n, LANES), bool) if self.mask is None else self.mask
+
+    def narrow(self, mask: np.ndarray) -> Group:
+        """The same rows, only the lanes of ``mask`` [n, 32] that act already."""
+        if self.mask is not None:
+            mask = mask & self.mask
+        elif mask.all():
+            return self
+        made = Group.__new__(Group)
+        made.state, made.bits, made.n, made.rows = self.state, self.bits, self.n, self.rows
+        made._ids, made._cta, made._warp, made.mask = self._ids, self._cta, self._warp, mask
+        return made
+
+    def subset(self, positions: np.ndarray) -> Group:
+        """Fewer rows, by their positions in this group (ascending) or as bool [n]."""
+        ids = self.ids[positions]
+        bits = bits_of(ids)
+        if bits == self.bits:
+            return self
+        if self.mask is None:
+            return self.state.group(bits)
+        return Group(self.state, bits, self.mask[positions])
+
+    def get(self, slot: int) -> np.ndarray:
+        """[n, 32], unchecked; may be a view of the register."""
+        return self.state.values[slot][self.rows]
+
+    def put(self, slot: int, value: np.ndarray) -> None:
+        """Writes the lanes that act."""
+        state = self.state
+        if state.flying and state.flying.get(slot, 0) & self.bits:
+            raise Fault(
+                f"{state.registers[slot][0]} is written while a result for it is in flight",
+                allowed="a wait for the asynchronous instruction first",
+                fix="check the wait before this instruction",
+                lane=0,
+            )
+        array = state.values[slot]
+        if self.mask is None:
+            array[self.rows] = value
+            state.known[slot] |= self.bits
+            return
+        rows = self.rows
+        if type(rows) is slice:
+            np.copyto(array[rows], value, where=self.mask)
+        else:
+            array[rows] = np.where(self.mask, value, array[rows])
+        if state.known[slot] & self.bits != self.bits:
+            partial = state.partial.get(slot)
+            if partial is None:
+                partial = state.partial[slot] = np.zeros((state.rows, LANES), bool)
+            partial[rows] |= self.mask
+            whole = partial[rows].all(1)
+            if whole.any():
+                state.known[slot] |= bits_of(self.ids[whole])
+
+    def check(self, slot: int) -> None:
+        """Raises a Fault unless every lane that acts has been written."""
+        state = self.state
+        missing = self.bits & ~state.known[slot]
+        if not missing or not state.checked:
+            return
+        name = state.registers[slot][0]
+        bad = np.zeros((self.n, LANES), bool)
+        bad[[i for i, row in enumerate(self.ids) if missing >> int(row) & 1]] = True
+        flying = state.flying.get(slot, 0) & missing
+        if not flying and slot in state.partial:
+            bad &= ~state.partial[slot][self.rows]
+        bad &= self.lanes
+        if not bad.any():
+            return
+        raise Fault(
+            f"{name} is read while a result for it is in flight"
+            if flying
+            else f"{name} is read, and nothing has written it",
+            allowed="registers that the kernel wrote, and whose asynchronous results were waited for",
+            fix="check the wait, the predicate or the branch before it",
+            lane=int(np.flatnonzero(bad)[0]),
+        )
+
+    def fly(self, slot: int) -> None:
+        """A result is on its way to this register: reading or writing it is a Fault until ``land``."""
+        state = self.state
+        state.known[slot] &= ~self.bits
+        state.flying[slot] = state.flying.get(slot, 0) | self.bits
+
+    def land(self, slot: int) -> None:
+        """The results have arrived; call it before ``put``."""
+        state = self.state
+        left = state.flying.get(slot, 0) & ~self.bits
+        if left:
+            state.flying[slot] = left
+        else:
+            state.flying.pop(slot, None)
+
+
+def bits_of(ids: np.ndarray) -> int:
+    bits = 0
+    for row in ids.tolist():
+        bits |= 1 << row
+    return bits
