@@ -21,7 +21,7 @@ import torch
 from sglang_aiter_moe.amdgpu import kernarg, machine, triton_driver
 from sglang_aiter_moe.amdgpu.assembly import Program, parse
 from sglang_aiter_moe.amdgpu.memory import Memory
-from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.amdgpu.placing import Placing
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,8 @@ class Device:
         self.memory = Memory()
         self.launches: list[Launch] = []
         self._driver = triton_driver.Driver(arch, self.launched)
-        self._scratch, self._edit = scratch, edit
+        self._placing, self._edit = Placing(self.memory, scratch), edit
         self._limits = {"lockstep": lockstep, "max_instructions": max_instructions}
-        self._placed: dict[tuple[int, int], int] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Device:
@@ -89,42 +88,13 @@ class Device:
     def __exit__(self, *error) -> None:
         self._stack.close()
 
-    def _address(self, tensor: torch.Tensor, name: str) -> int:
-        """Where ``tensor`` is in the interpreted memory, after its bytes have been copied there."""
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise ContractError(
-                f"{name} is on {tensor.device} with strides {list(tensor.stride())}",
-                allowed="contiguous tensors on the CPU",
-                fix=f"pass {name}.cpu().contiguous()",
-            )
-        data = as_bytes(tensor)
-        key = tensor.data_ptr(), data.size
-        if not data.size:
-            return 0
-        if key in self._placed:
-            if not self._scratch(tensor):
-                self.memory.write(self._placed[key], data)
-            return self._placed[key]
-        for start, size in self._placed:
-            if start < key[0] + key[1] and key[0] < start + size:
-                raise ContractError(
-                    f"{name} overlaps another argument in part",
-                    allowed="arguments that are the same tensor or lie apart",
-                    fix=f"pass a copy of {name}",
-                )
-        if self._scratch(tensor):
-            self._placed[key] = self.memory.reserve(data.size, name)
-        else:
-            self._placed[key] = self.memory.place(data, name)
-        return self._placed[key]
-
     def launched(self, call: triton_driver.Call) -> None:
         """Runs one launch; Triton calls this, and a replay of a call may."""
         text = self._edit(call.name, call.assembly)
         program = program_of(text)
         kernel = program.kernels[call.name]
         tensors = {n: a for n, a in call.arguments.items() if isinstance(a, torch.Tensor)}
-        addresses = {name: self._address(tensor, name) for name, tensor in tensors.items()}
+        addresses = {name: self._placing.address(tensor, name) for name, tensor in tensors.items()}
         values = [
             argument.data if isinstance(argument, triton_driver.Scalar) else addresses[name]
             for name, argument in call.arguments.items()
@@ -140,19 +110,9 @@ class Device:
             lds_bytes=call.lds_bytes,
             **self._limits,
         )
-        for name, tensor in tensors.items():
-            if addresses[name]:
-                data = as_bytes(tensor)
-                data[:] = self.memory.read(
-                    addresses[name], data.dtype, data.shape, allow_uninitialised=True
-                )
+        self._placing.copy_back(tensors.values())
         arguments = {
             name: value.value if isinstance(value, triton_driver.Scalar) else value
             for name, value in call.arguments.items()
         }
         self.launches.append(Launch(call.name, call.grid, call.warps, text, arguments, statistics))
-
-
-def as_bytes(tensor: torch.Tensor):
-    """The tensor's own bytes as a flat numpy array."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()

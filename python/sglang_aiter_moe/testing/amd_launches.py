@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from sglang_aiter_moe.amdgpu.launch import Device, as_bytes
+from sglang_aiter_moe.amdgpu.launch import Device
+from sglang_aiter_moe.amdgpu.placing import as_bytes
 from sglang_aiter_moe.amdgpu.triton_driver import Call, scalar
 from sglang_aiter_moe.testing import amd_cases
 from sglang_aiter_moe.testing.packing import pack_scale

@@ -134,8 +134,15 @@ def bulk_copies_reach(**operands: torch.Tensor) -> None:
 
 
 @functools.cache
-def multiprocessors(device: torch.device) -> int:
+def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def multiprocessors(device: torch.device) -> int:
+    """SMs of ``device``; with tensors on the CPU, of the GPU that Triton's active driver interprets (``nvptx``)."""
+    if device.type == "cpu":
+        return triton.runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"]
+    return _multiprocessors(device)
 
 
 def run_fp8(
