@@ -104,8 +104,7 @@ class Bench:
         if torch.cuda.get_device_capability() != (9, 0):
             return "portable"
         request = layer.request(mode)
-        scales = layer.packed[2], layer.packed[3]
-        chosen = hopper_table.choose(request, *ids.shape, *scales)
+        chosen = hopper_table.choose(request, *ids.shape, *layer.packed)
         return f"{chosen[0].__name__} {chosen[1]}" if chosen else "portable"
 
     def peer_layers(self, layer: Layer) -> dict:

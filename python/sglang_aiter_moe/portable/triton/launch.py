@@ -100,7 +100,7 @@ def dispatch(
     if arch_of(x.device.type, x.device.index) == "sm90" and topk_ids.numel() and out.dim() == 2:
         from sglang_aiter_moe.portable.triton.hopper import table as hopper_table
 
-        chosen = hopper_table.choose(r, *topk_ids.shape, w1_scale, w2_scale)
+        chosen = hopper_table.choose(r, *topk_ids.shape, w1, w2, w1_scale, w2_scale)
         if chosen is not None:
             runner, config = chosen
             runner(r, x, *operands, config)

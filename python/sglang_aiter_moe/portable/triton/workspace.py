@@ -3,16 +3,26 @@
 One arena per (device, stream). An arena that is too small is replaced by a larger one, and the old one is kept:
 a captured CUDA graph holds its addresses. Two graphs that were captured on the same stream share an arena,
 so they must not run at the same time.
+
+Counters are int32 that kernels expect in a known state. They are cut from a slab a device, zeroed at its first call
+outside of a capture: memory that is first made while a graph is captured is zeroed only when that graph runs, and
+whoever shares the counter may run before.
 """
 
 from __future__ import annotations
 
 import torch
 
+from sglang_aiter_moe.errors import ContractError
+
 _ALIGN = 256
 _GROWTH = 1 << 20
+_SLAB = 1 << 18
+"""int32 of a slab: counters of 896 experts for a hundred streams."""
 _arenas: dict[tuple[str, int | None, int], list[torch.Tensor]] = {}
 
+_slabs: dict[tuple[str, int | None], tuple[torch.Tensor, int]] = {}
+"""device -> zeros, and how many of them are given away."""
 _states: dict[tuple[str, int | None, int, str, int], torch.Tensor] = {}
 
 
@@ -56,11 +66,36 @@ def state(device: torch.device, size: int = 1, use: str = "counters") -> torch.T
     """``size`` int32 that outlive a call, zero at first; one tensor a (device, stream), use and size.
 
     "counters" are zero between calls; another use keeps what its kernel left.
+
+    Raises:
+        ContractError: a graph is being captured and the slab, which must be zero before any graph runs, is not there
+        or used up.
     """
     key = (*_key(device), use, size)
     if key not in _states:
-        _states[key] = torch.zeros(size, dtype=torch.int32, device=device)
+        _states[key] = _zeros(device, size)
     return _states[key]
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _zeros(device: torch.device, size: int) -> torch.Tensor:
+    place = device.type, device.index
+    slab, used = _slabs.get(place, (None, 0))
+    if slab is None or used + size > slab.numel():
+        if _capturing(device):
+            raise ContractError(
+                f"a graph is captured on {device} before the layer has run there",
+                allowed="a capture after one call outside of any capture, on whatever stream",
+                fix="run the layer once, with this number of tokens, before capturing it",
+            )
+        slab, used = torch.zeros(max(_SLAB, size), dtype=torch.int32, device=device), 0
+        if device.type == "cuda":  # the next to take from it may be on another stream
+            torch.cuda.current_stream(device).synchronize()
+    _slabs[place] = slab, used + -(-size * 4 // _ALIGN) * _ALIGN // 4
+    return slab[used : used + size]
 
 
 def holds(tensor: torch.Tensor) -> bool:
@@ -81,3 +116,4 @@ def clear() -> None:
     """Drops every arena (tests). Graphs captured before must not be replayed after."""
     _arenas.clear()
     _states.clear()
+    _slabs.clear()

@@ -70,6 +70,31 @@ def group(r: KernelRequest) -> str:
     return f"{r.mode} {'short' if r.intermediate_size <= SHORT else 'long'}"
 
 
+ALIGNMENT = {"whole": (16, 16), "fp8": (16, 16), "mx_prefill": (4, 4)}
+"""Bytes that a form needs the addresses of weights and of scales to be multiples of: bulk copies 16, words 4."""
+WORDS = (4, 1)
+"""The others'."""
+
+
+@functools.cache
+def _say_unaligned(forms: str) -> None:
+    logger.warning(
+        "expert weights or scales begin at addresses that the Hopper form %s cannot read (multiples of 16 bytes suit "
+        "all forms): another form runs in its place",
+        forms,
+    )
+
+
+def reach(form: str, weights: tuple, scales: tuple) -> bool:
+    """Whether ``form`` can read these tensors where they are; says once if not."""
+    of_weights, of_scales = ALIGNMENT.get(form, WORDS)
+    fits = not any(w.data_ptr() % of_weights for w in weights)
+    fits = fits and not any(s.data_ptr() % of_scales for s in scales)
+    if not fits:
+        _say_unaligned(form)
+    return fits
+
+
 @functools.cache
 def fragments_stay_in_registers() -> bool:
     """Whether this Triton compiles the bf16 forms as they were measured; says once if not."""
@@ -86,7 +111,13 @@ def fragments_stay_in_registers() -> bool:
 
 
 def choose(
-    r: KernelRequest, tokens: int, topk: int, w1_scale: torch.Tensor, w2_scale: torch.Tensor
+    r: KernelRequest,
+    tokens: int,
+    topk: int,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    w1_scale: torch.Tensor,
+    w2_scale: torch.Tensor,
 ):
     """(runner, configuration), or None where the portable form is the one to run."""
     pairs = tokens * topk
@@ -96,6 +127,8 @@ def choose(
             continue
         if tokens > getattr(config, "most_tokens", tokens):
             continue
-        if pairs <= bound and supports(r, w1_scale, w2_scale):
+        if pairs > bound or not supports(r, w1_scale, w2_scale):
+            continue
+        if reach(form, (w1, w2), (w1_scale, w2_scale)):
             return runner, config
     return None

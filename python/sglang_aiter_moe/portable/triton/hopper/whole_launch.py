@@ -16,7 +16,7 @@ from sglang_aiter_moe.portable.triton.hopper.fp8_launch import (
     multiprocessors,
     supports_but_mode,
 )
-from sglang_aiter_moe.portable.triton.hopper.whole import whole_layer
+from sglang_aiter_moe.portable.triton.hopper.whole import KEPT, whole_layer
 from sglang_aiter_moe.portable.triton.workspace import carve, state
 
 BLOCKS = 16
@@ -48,7 +48,10 @@ def fitting_slots(hidden: int, inter: int, topk: int, apart: bool) -> int:
     slot = 8 * BLOCKS * 256 + (8 if apart else 4) * BLOCKS * 32 + 16
     quads = -(-hidden // (32 * BLOCKS)) * BLOCKS // 4
     pairs = max(4, triton.next_power_of_2(topk))
-    columns = max(triton.next_power_of_2(quads) * 1024, -(-inter // 512) * pairs * 1024 + 4 * pairs)
+    chunks = -(-inter // 512)
+    wide = triton.next_power_of_2(chunks)
+    chunks = wide if pairs * wide <= KEPT.value else chunks
+    columns = max(triton.next_power_of_2(quads) * 1024, chunks * pairs * 1024 + 4 * pairs)
     return (SHARED - columns - 2048) // slot
 
 

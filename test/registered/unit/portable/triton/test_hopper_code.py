@@ -104,7 +104,7 @@ def test_forms_that_would_be_staged_are_not_chosen(monkeypatch, caplog):
     def chosen(up_to: int) -> list:
         monkeypatch.setattr(table, "FRAGMENTS_UP_TO", (up_to, 0))
         table.fragments_stay_in_registers.cache_clear()
-        return [table.choose(request, tokens, 1, scales, scales)[0] for tokens in counts]
+        return [table.choose(request, tokens, 1, *[scales] * 4)[0] for tokens in counts]
 
     try:
         assert {form for form in chosen(99) if form in forms} == set(forms)

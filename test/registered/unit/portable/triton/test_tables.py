@@ -56,9 +56,9 @@ def test_prefill_leaves_out_the_sizes_that_do_not_build():
         requantization="epilogue",
     )  # fmt: skip
     scales = torch.zeros(4 * 256 * 8, dtype=torch.uint8)
-    assert hopper_table.choose(request, 5, 2, scales, scales) is None
+    assert hopper_table.choose(request, 5, 2, *[scales] * 4) is None
     wide = replace(request, hidden_size=160)
-    assert hopper_table.choose(wide, 5, 2, scales, scales)[0] is prefill_launch.run_prefill
+    assert hopper_table.choose(wide, 5, 2, *[scales] * 4)[0] is prefill_launch.run_prefill
 
 
 def _layer(hidden: int, inter: int) -> KernelRequest:
@@ -100,14 +100,54 @@ def test_fp8_refuses_bytes_that_bulk_copies_cannot_read(which):
         )
 
 
-@pytest.mark.parametrize("hidden, inter, topk", [(3584, 384, 16), (2880, 2880, 4), (7168, 256, 8)])
+@pytest.mark.parametrize("tokens, mode, form, by_4, by_1", [
+    (1, "A16W4", "whole", "prefill", None),
+    (64, "A16W4", "fp8", "prefill", None),
+    (64, "A8W4", "fp8", "prefill", None),
+    (16384, "A8W4", "mx_prefill", "mx_prefill", None),
+])  # fmt: skip
+@pytest.mark.parametrize("which", range(4))
+def test_a_form_that_cannot_reach_the_bytes_is_left_out(
+    monkeypatch, caplog, which, tokens, mode, form, by_4, by_1
+):
+    """Bulk copies need multiples of 16, words of weights (in fp8 prefill of scales, too) multiples of 4, and the scales
+    of the bf16 forms nothing."""
+    monkeypatch.setattr(hopper_table, "fragments_stay_in_registers", lambda: False)
+    hopper_table._say_unaligned.cache_clear()
+    layer = replace(_layer(2880, 1024), mode=mode)
+    layer = replace(layer, requantization="none" if mode == "A16W4" else "epilogue")
+    operands = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(4)]
+    operands = [t[-t.data_ptr() % 16 :] for t in operands]
+
+    def chosen(moved: int) -> str | None:
+        begins = [moved if i == which else 0 for i in range(4)]
+        moved_one = [t[b : b + (1 << 19)] for t, b in zip(operands, begins, strict=True)]
+        found = hopper_table.choose(layer, tokens, 4, *moved_one)
+        return next(n for n, f in hopper_table.FORMS.items() if f[2] is found[0]) if found else None
+
+    assert chosen(0) == form and not caplog.text
+    assert chosen(4) == by_4
+    if which >= 2 and form != "mx_prefill":
+        by_1 = "prefill"
+    assert chosen(1) == chosen(1) == by_1
+    assert caplog.text.count(f"form {form} cannot read") == 1
+    hopper_table._say_unaligned.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "hidden, inter, topk", [(3584, 384, 16), (2880, 2880, 4), (7168, 256, 8), (1024, 2560, 4)]
+)
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_whole_layers_ring_fits_an_sm(hidden, inter, topk, apart):
     """Words, scales and barriers of the slots beside a token's columns, or the activations of all its slots."""
     slots = whole_launch.fitting_slots(hidden, inter, topk, apart)
     assert slots >= whole_launch.LEAST_SLOTS
     columns = 1024 * 2 ** math.ceil(math.log2(hidden / 128))
-    activations = topk * 2 * 512 * math.ceil(inter / 512)
+    chunks = math.ceil(inter / 512)
+    wide = 2 ** math.ceil(
+        math.log2(chunks)
+    )  # what is kept in registers while it is converted is a power of two
+    activations = topk * 2 * 512 * (wide if topk * wide <= 32 else chunks)
     ring = slots * (128 * 256 + 128 * (32 if apart else 16) + 16)
     assert max(columns, activations) + ring <= 227 << 10
 
@@ -124,10 +164,10 @@ def test_the_whole_layer_leaves_masks_and_wide_layers_to_others():
         _layer(20480, 256),
     ):
         assert not whole_launch.supports(refused, scales, scales)
-        chosen = hopper_table.choose(refused, 1, 2, scales, scales)
+        chosen = hopper_table.choose(refused, 1, 2, *[scales] * 4)
         assert chosen is None or chosen[0] is not whole_launch.run_whole
     for taken in (narrow, _layer(2880, 2880)):
-        assert hopper_table.choose(taken, 1, 2, scales, scales)[0] is whole_launch.run_whole
+        assert hopper_table.choose(taken, 1, 2, *[scales] * 4)[0] is whole_launch.run_whole
 
 
 def test_the_whole_layer_takes_two_tokens_at_most():
@@ -138,7 +178,7 @@ def test_the_whole_layer_takes_two_tokens_at_most():
         took = [
             tokens
             for tokens in range(1, 12)
-            if hopper_table.choose(layer, tokens, topk, scales, scales)[0] is whole_launch.run_whole
+            if hopper_table.choose(layer, tokens, topk, *[scales] * 4)[0] is whole_launch.run_whole
         ]
         assert took == list(range(1, most + 1))
 
