@@ -77,7 +77,7 @@ class Device:
         self.memory = Memory()
         self.launches: list[Launch] = []
         self._driver = triton_driver.Driver(arch, self.launched)
-        self._placing, self._edit = Placing(self.memory, scratch), edit
+        self.placing, self._edit = Placing(self.memory, scratch), edit
         self._limits = {"lockstep": lockstep, "max_instructions": max_instructions}
         self._stack = contextlib.ExitStack()
 
@@ -94,7 +94,7 @@ class Device:
         program = program_of(text)
         kernel = program.kernels[call.name]
         tensors = {n: a for n, a in call.arguments.items() if isinstance(a, torch.Tensor)}
-        addresses = {name: self._placing.address(tensor, name) for name, tensor in tensors.items()}
+        addresses = {name: self.placing.address(tensor, name) for name, tensor in tensors.items()}
         values = [
             argument.data if isinstance(argument, triton_driver.Scalar) else addresses[name]
             for name, argument in call.arguments.items()
@@ -110,7 +110,7 @@ class Device:
             lds_bytes=call.lds_bytes,
             **self._limits,
         )
-        self._placing.copy_back(tensors.values())
+        self.placing.copy_back(tensors.values())
         arguments = {
             name: value.value if isinstance(value, triton_driver.Scalar) else value
             for name, value in call.arguments.items()

@@ -22,7 +22,7 @@ class Placing:
     """
 
     def __init__(self, memory: Memory, scratch: Callable[[torch.Tensor], bool]) -> None:
-        self._memory, self._scratch = memory, scratch
+        self._memory, self.scratch = memory, scratch
         self._placed: dict[tuple[int, int], int] = {}
 
     def address(self, tensor: torch.Tensor, name: str) -> int:
@@ -38,7 +38,7 @@ class Placing:
         if not data.size:
             return 0
         if key in self._placed:
-            if not self._scratch(tensor):
+            if not self.scratch(tensor):
                 self._memory.write(self._placed[key], data)
             return self._placed[key]
         for start, size in self._placed:
@@ -48,7 +48,7 @@ class Placing:
                     allowed="arguments that are the same tensor or lie apart",
                     fix=f"pass a copy of {name}",
                 )
-        if self._scratch(tensor):
+        if self.scratch(tensor):
             self._placed[key] = self._memory.reserve(data.size, name)
         else:
             self._placed[key] = self._memory.place(data, name)

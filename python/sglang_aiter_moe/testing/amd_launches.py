@@ -58,8 +58,8 @@ class _Keeping(Device):
         for name, value in call.arguments.items():
             if isinstance(value, torch.Tensor):
                 before[name] = value.clone()
-                if self._scratch(value):
-                    address = self._address(value, name)
+                if self.placing.scratch(value):
+                    address = self.placing.address(value, name)
                     if not self.memory.written(address, as_bytes(value).size).any():
                         fresh.add(name)
         super().launched(call)

@@ -133,7 +133,8 @@ def wgmma_piece(
         f"{{%r0, %r1, %r2, %r3}}, %rd0, {scale}, 1, 1{tail};"
     )
     return Piece(
-        f".reg .b32 %r<4>;\n.reg .b32 %d<{columns // 2}>;\n.reg .b64 %rd<1>;\n.reg .pred %p<1>;\nwgmma.fence.sync.aligned;\n"
+        f".reg .b32 %r<4>;\n.reg .b32 %d<{columns // 2}>;\n.reg .b64 %rd<1>;\n.reg .pred %p<1>;\n"
+        "wgmma.fence.sync.aligned;\n"
         + f"{line}\nwgmma.commit_group.sync.aligned;\n" * products
         + "wgmma.wait_group.sync.aligned 1;\nwgmma.wait_group.sync.aligned 0;",
         matrix.TABLE,
@@ -182,7 +183,7 @@ def test_wgmma_with_a_in_registers(kind, columns, k, width, late):
             piece.get("%d0")
     piece.run(4)
     cta = np.arange(rows) % CTAS  # row = warp * CTAs + CTA
-    expected = np.einsum("rik,rnk->rin", a, b[cta]) + 2.5
+    expected = np.einsum("rmk,rnk->rmn", a, b[cta]) + 2.5
     close(result(piece, names), expected)
 
 
@@ -199,7 +200,7 @@ def test_products_on_one_accumulator_add_up_and_only_the_last_wait_frees_it():
     with pytest.raises(Fault, match="in flight"):
         piece.get("%d0")
     piece.run(6)
-    once = np.einsum("rik,rnk->rin", a, b[np.arange(piece.state.rows) % CTAS])
+    once = np.einsum("rmk,rnk->rmn", a, b[np.arange(piece.state.rows) % CTAS])
     expected = (once.astype(np.float32) + once).astype(np.float32)
     close(result(piece, [f"%d{i}" for i in range(4)]), expected)
 
@@ -222,7 +223,7 @@ def test_scale_d_drops_the_accumulator(scale):
         for i in range(4):
             piece.set(f"%d{i}", np.float32(100).view(np.uint32))
     piece.run()
-    expected = np.einsum("rik,rnk->rin", a, b[np.arange(piece.state.rows) % CTAS])
+    expected = np.einsum("rmk,rnk->rmn", a, b[np.arange(piece.state.rows) % CTAS])
     close(result(piece, [f"%d{i}" for i in range(4)]), expected + 100 * adds[:, None, None])
 
 
@@ -243,7 +244,7 @@ def test_a_in_shared_memory():
         piece.state.shared.store(cta, at + 16 * np.arange(len(data)), data, proxy="async")
     piece.set("%rd1", np.uint64(at >> 4 | 1024 >> 4 << 32 | 1 << 62))
     piece.run()
-    whole = -np.einsum("cik,cnk->cin", a, b)
+    whole = -np.einsum("cmk,cnk->cmn", a, b)
     got = result(piece, [f"%d{i}" for i in range(4)])
     for row in range(piece.state.rows):
         warp, cta = divmod(row, CTAS)
@@ -262,7 +263,7 @@ def test_what_is_read_late_is_what_is_there_then():
     piece.run(0, 1, 2)
     place_b(piece, later_bits, 32)
     piece.run(3, 4)
-    expected = np.einsum("rik,rnk->rin", a, later[np.arange(piece.state.rows) % CTAS])
+    expected = np.einsum("rmk,rnk->rmn", a, later[np.arange(piece.state.rows) % CTAS])
     close(result(piece, [f"%d{i}" for i in range(4)]), expected)
 
 
@@ -285,14 +286,15 @@ def test_b_must_be_fenced():
 @pytest.mark.parametrize(
     "line",
     [
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r0, %r1, %r2, %r3}, {%r4, %r5, %r6, %r7}, %rd0, 1, 1, 1, 1;",
-        "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%r0, %r1}, {%r4, %r5, %r6, %r7}, %rd0, 1, 1, 1, 0;",
-        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r0, %r1, %r2}, {%r4, %r5, %r6, %r7}, %rd0, 1, 1, 1;",
-        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%r0, %r1, %r2, %r3}, {%r4, %r5}, {%r6}, {%r0, %r1, %r2, %r3};",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {D}, {A}, %rd0, 1, 1, 1, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%r0, %r1}, {A}, %rd0, 1, 1, 1, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r0, %r1, %r2}, {A}, %rd0, 1, 1, 1;",
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {D}, {%r4, %r5}, {%r6}, {D};",
         "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r0, %r1}, {%r4, %r5, %r6, %r7}, {%r2, %r3}, {%r0, %r1};",
     ],
 )  # fmt: skip
 def test_other_forms_are_refused(line):
+    line = line.replace("{A}", "{%r4, %r5, %r6, %r7}").replace("{D}", "{%r0, %r1, %r2, %r3}")
     with pytest.raises(PtxError, match="is not modelled"):
         Piece(f".reg .b32 %r<8>;\n.reg .b64 %rd<1>;\n{line}", matrix.TABLE)
 
