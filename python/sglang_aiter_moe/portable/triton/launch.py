@@ -92,12 +92,19 @@ def dispatch(
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
     out: torch.Tensor,
+    *,
+    arch: str | None = None,
 ) -> None:
-    """The form for this device and size; all of them compute the same layer. Operands as in ``run``."""
+    """The form for this device and size; all of them compute the same layer. Operands as in ``run``.
+
+    Args:
+        arch: whose tables and forms; None: the device's.
+    """
+    arch = arch or arch_of(x.device.type, x.device.index)
     r, x, topk_weights, topk_ids, out = first_tokens(r, x, topk_weights, topk_ids, out)
     w1, w2, w1_scale, w2_scale = (t.view(torch.uint8) for t in (w1, w2, w1_scale, w2_scale))
     operands = (w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out)
-    if arch_of(x.device.type, x.device.index) == "sm90" and topk_ids.numel() and out.dim() == 2:
+    if arch == "sm90" and topk_ids.numel() and out.dim() == 2:
         from sglang_aiter_moe.portable.triton.hopper import table as hopper_table
 
         chosen = hopper_table.choose(r, *topk_ids.shape, w1, w2, w1_scale, w2_scale)
@@ -105,7 +112,7 @@ def dispatch(
             runner, config = chosen
             runner(r, x, *operands, config)
             return
-    run_portable(r, x, *operands)
+    run_portable(r, x, *operands, arch=arch)
 
 
 def run_portable(

@@ -15,16 +15,22 @@ from sglang_aiter_moe.testing.triton_cases import CASES, Case, run_case
 register_cuda_ci(est_time=500, stage="base-a", runner_config="1-gpu-small")
 
 pytest.importorskip("triton")
+
+from sglang_aiter_moe.testing.hopper_cases import (  # noqa: E402
+    FORMS,
+    LIMIT,
+    ROUNDED_ELSEWHERE,
+    SHAPES,
+    modes,
+    takes,
+)
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-LIMIT = {"A16W4": 4e-3, "A8W4": 6e-3, "A4W4": 1.5e-2}
-ROUNDED_ELSEWHERE = 1.5e-2
-"""A8W4 of the fp8 prefill form: fp8 products are added with about 13 bits, so that now and then ``a`` is rounded to
-E4M3's other neighbour, which a layer of a few tokens shows (up to 9.9e-3; K3 and gpt-oss at full size 3.4e-3)."""
 
 
 def check(case: Case, row: dict, least: float = 0.0, fp8: bool = False) -> None:
@@ -41,73 +47,15 @@ def test_portable_form(name):
     check(case, run_case(case, "cuda", torch.seed() % 1000003, run_portable))
 
 
-def forms() -> list:
-    from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, Ring, run_fp8
-    from sglang_aiter_moe.portable.triton.hopper.launch import (
-        ListConfig,
-        TokenConfig,
-        run_list,
-        run_tokens,
-    )
-    from sglang_aiter_moe.portable.triton.hopper.mx_prefill_launch import (
-        MxPrefillConfig,
-        run_mx_prefill,
-    )
-    from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig, run_prefill
-    from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig, run_whole
-
-    return [
-        ("tokens", run_tokens, TokenConfig(32, 4, 2, 16, 1, 2, 4)),
-        ("tokens-ragged", run_tokens, TokenConfig(16, 2, 2, 16, 2, 3, 8)),
-        ("list", run_list, ListConfig(32, 1, 2, 32, 2, 2)),
-        ("fp8", run_fp8, Fp8Config(8, Ring(4, 16, 3, 2), Ring(4, 16, 2, 3))),
-        ("fp8-8-warps", run_fp8, Fp8Config(16, Ring(8, 8, 3, 2), Ring(8, 16, 2, 1))),
-        ("prefill", run_prefill, PrefillConfig(32, tiles=2)),
-        ("prefill-4-warps", run_prefill, PrefillConfig(64, 64, 4, 64, 4)),
-        ("prefill-256-rows", run_prefill, PrefillConfig(16, 256, 8, 256, 8)),
-        ("whole", run_whole, WholeConfig(5)),
-        ("whole-2-slots", run_whole, WholeConfig(2)),
-        ("mx_prefill", run_mx_prefill, MxPrefillConfig(32, tiles=2, regs1=96, regs2=128)),
-        ("mx_prefill-wide", run_mx_prefill, MxPrefillConfig(160)),
-        ("mx_prefill-4-warps", run_mx_prefill, MxPrefillConfig(64, 64, 4, 64, 4)),
-    ]
-
-
-MODES = {
-    "fp8": ("A16W4", "A8W4"),
-    "fp8-8-warps": ("A16W4", "A8W4"),
-    "prefill": ("A16W4", "A8W4", "A4W4"),
-    "prefill-4-warps": ("A16W4", "A8W4", "A4W4"),
-    "prefill-256-rows": ("A16W4", "A8W4", "A4W4"),
-    "mx_prefill": ("A8W4", "A4W4"),
-    "mx_prefill-wide": ("A8W4", "A4W4"),
-    "mx_prefill-4-warps": ("A8W4", "A4W4"),
-}
-SHAPES = [
-    Case("small", tokens=5, twice=True),
-    Case("k3-like", hidden=512, inter=128, experts=9, topk=4, tokens=23, twice=True),
-    Case("oss-like", activation="swiglu", hidden=672, inter=416, bias=True, tokens=7, request={"limit": 7.0},
-    twice=True),
-    Case("gui", w13="gu_interleaved", w13_scale="gu_interleaved", hidden=256, inter=192, tokens=9, twice=True),
-    Case("silu", activation="silu", hidden=256, inter=64, tokens=3),
-    Case("one-expert", routing="one", tokens=37, hidden=256, inter=64, twice=True),
-    Case("holes", routing="holes", tokens=11, hidden=256, inter=64),
-    Case("mask", mask=(0, 1, 1, 0, 1), topk=3, tokens=13, hidden=256, inter=64),
-    Case("one-token", hidden=1024, inter=384, experts=20, topk=16, tokens=1, twice=True),
-    Case("oss-gui", activation="swiglu", w13="gu_interleaved", w13_scale="gu_interleaved", hidden=768, inter=416,
-    bias=True, tokens=2, request={"limit": 7.0}, twice=True),
-]  # fmt: skip
-
-
 @hopper
 @pytest.mark.parametrize("case", SHAPES, ids=lambda c: c.name)
-@pytest.mark.parametrize("form", range(13))
+@pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("mode", ["A16W4", "A8W4", "A4W4"])
-def test_hopper_forms(mode, form, case):
-    name, runner, config = forms()[form]
-    if mode not in MODES.get(name, ("A16W4",)):
+def test_hopper_forms(mode, name, case):
+    runner, config = FORMS[name]
+    if mode not in modes(name):
         pytest.skip(f"this form does not compute {mode}")
-    if case.mask and name.startswith(("tokens", "whole")):
+    if not takes(name, case):
         pytest.skip("this form takes no mask")
     case = dataclasses.replace(case, mode=mode)
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))

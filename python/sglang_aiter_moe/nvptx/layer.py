@@ -1,0 +1,69 @@
+"""A whole MoE layer of a Hopper form on an interpreted GPU.
+
+The launches are those of ``portable/triton/hopper``, which are told nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from sglang_aiter_moe.nvptx.launch import Device, Launch
+from sglang_aiter_moe.portable.request import KernelRequest
+from sglang_aiter_moe.portable.triton import launch, workspace
+from sglang_aiter_moe.portable.triton.checks import check
+
+Runner = Callable[..., None]
+
+
+def run_layer(
+    request: KernelRequest,
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    w1_scale: torch.Tensor,
+    w2_scale: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    form: tuple[Runner, object] | None = None,
+    device: Callable[..., Device] = Device,
+    keep_state: bool = False,
+    **options,
+) -> list[Launch]:
+    """Executes ``request`` into ``out`` as ``portable.triton.run`` would on an H200.
+
+    Operands as there, on the CPU. Memory that no kernel has written yet counts as uninitialised: reading it raises.
+
+    Args:
+        form: a launch function of ``portable/triton/hopper`` and its configuration; None: what the table takes.
+        device: makes the device; ``options``: for it.
+        keep_state: counters are as an earlier layer left them, as on a GPU; else the layer is the first of its process.
+
+    Returns:
+        The launches, in order.
+    """
+    weights = (w1, w2, w1_scale, w2_scale)
+    check(request, hidden_states, *weights, topk_weights, topk_ids, out)
+    if not keep_state:
+        workspace.clear()
+    fresh = {(out.data_ptr(), out.numel())}
+
+    def scratch(tensor: torch.Tensor) -> bool:
+        return (tensor.data_ptr(), tensor.numel()) in fresh or workspace.holds(tensor)
+
+    with device(scratch=scratch, **options) as entered:
+        if form is None:
+            operands = (hidden_states, *weights, topk_weights, topk_ids, out)
+            launch.dispatch(request, *operands, arch="sm90")
+        else:
+            runner, config = form
+            request, x, topk_weights, topk_ids, out = launch.first_tokens(
+                request, hidden_states, topk_weights, topk_ids, out
+            )
+            fresh.add((out.data_ptr(), out.numel()))
+            w1, w2, w1_scale, w2_scale = (t.view(torch.uint8) for t in weights)
+            runner(request, x, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out, config)
+    return entered.launches
