@@ -22,15 +22,16 @@ uint32 or uint64; row = warp * CTAs + CTA. A ``Group`` is the warps that stand a
     group.narrow(mask) group.subset(positions)   fewer lanes; fewer rows
     group.state     the batch: .shared .memory .tasks .barriers .late .checked
 
-``decode.source(instruction, operand, kind)`` gives a function group -> array [n, 32] (or 0-d for a constant) that
-checks; ``decode.target(instruction, operand, kind)`` one of (group, array). ``kind`` is a PTX type: "u32", "f32", "b16"...
+``decode.source(instruction, operand, kind)`` gives a function group -> array [n, 32] (or a scalar for a constant) that
+checks; ``decode.target(instruction, operand, kind)`` one of (group, array). ``kind`` is a PTX type: "u32", "f32", ...
 
 **Waiting.** An operation returns None, or bool [n, 32]: the lanes that pass. The others stay at the instruction and
 execute it again when something has happened (``state.event()``: barriers, mbarriers and global writes call it).
 
-**Asynchrony** (``asynchronous.py``). ``state.tasks.issue(kind, group, effect)`` registers ``effect(group)`` (called with
-the rows that wait, a subset of the issuing group with the issuing mask); ``commit(kind, group)``, ``wait(kind, group, at_most)`` are the groups of
-cp.async and wgmma. Late mode runs an effect when its wait completes, early mode when it is issued.
+**Asynchrony** (``asynchronous.py``). ``state.tasks.issue(kind, group, effect)`` registers ``effect(group)``, which is
+called with the rows that wait: a subset of the issuing group, with the issuing mask. ``commit(kind, group)`` and
+``wait(kind, group, at_most)`` are the groups of cp.async and wgmma. Late mode runs an effect when its wait completes,
+early mode when it is issued.
 ``state.barriers.attach(cta, address, nbytes, effect)`` is an effect (without arguments) that completes ``nbytes`` of an
 mbarrier's transaction.
 

@@ -1,8 +1,8 @@
 """Effects that happen later than their instruction: the groups of cp.async and of wgmma.
 
-A row (warp) has for each kind a list of effects that it issued and not committed, and a queue of committed groups. In
-late mode ``wait`` runs the effects of the groups it waits for, oldest first, for the rows that wait and for nobody else;
-in early mode an effect runs when it is issued.
+A row (warp) has for each kind a list of effects that it issued and not committed, and a queue of committed groups.
+In late mode ``wait`` runs the effects of the groups it waits for, oldest first, for the rows that wait and for nobody
+else; in early mode an effect runs when it is issued.
 """
 
 from __future__ import annotations

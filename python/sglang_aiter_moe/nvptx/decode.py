@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx.errors import PtxError
 from sglang_aiter_moe.nvptx.operands import Operand
 from sglang_aiter_moe.nvptx.state import DTYPES, LANES, Group
@@ -157,14 +158,22 @@ def full(g: Group, value) -> np.ndarray:
 
 
 def address(instruction: Instruction, operand: Operand, space: str = "global") -> Read:
-    """The address in brackets: int64 [n, 32] for shared memory, uint64 [n, 32] for global memory."""
+    """The address in brackets: int64 [n, 32]."""
     if operand.kind != "address" or operand.base is None:
         raise refuse(instruction, "an operand that is not an address")
     base = operand.base
-    if space == "global":
-        kind = "u64"
-    else:
-        kind = "u64" if base.kind == "reg" and base.type == "b64" else "u32"
+    wide = space == "global" or (base.kind == "reg" and base.type == "b64")
+    kind = "u64" if wide else "u32"
     read = source(instruction, base, kind)
     offset = np.int64(operand.offset)
     return lambda g: full(g, read(g).astype(np.int64) + offset).view(np.int64)
+
+
+def fault(
+    what: str,
+    allowed: str,
+    fix: str = "check what the instruction is given",
+    lane: int | None = None,
+) -> Fault:
+    """A Fault with a usual ``fix``."""
+    return Fault(what, allowed=allowed, fix=fix, lane=lane)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.nvptx import (
     barriers,
-    control,
     convert,
     copies,
     exchange,
@@ -20,12 +19,25 @@ from sglang_aiter_moe.nvptx import (
 from sglang_aiter_moe.nvptx.decode import Operation, refuse
 from sglang_aiter_moe.nvptx.text import Instruction, with_opcode
 
-_SUBJECTS = (
-    integer, float_alu, packed, convert, moves, exchange, memory_ops, copies, barriers, control,
-)  # fmt: skip
+_ARITHMETIC = (integer, float_alu, packed)
+"""Subjects that share opcodes; the type, the name's last part, says whose an instruction is."""
+_SUBJECTS = (convert, moves, exchange, memory_ops, copies, barriers)
+
+
+def _by_type(opcode: str) -> Callable[[Instruction], Operation]:
+    def build_one(instruction: Instruction) -> Operation:
+        kind = instruction.modifiers[-1] if instruction.modifiers else ""
+        for subject in _ARITHMETIC:
+            if kind in subject.TYPES and opcode in subject.TABLE:
+                return subject.TABLE[opcode](instruction)
+        raise refuse(instruction, f"{opcode} of {kind or 'no type'}")
+
+    return build_one
+
+
 BUILDERS: dict[str, Callable[[Instruction], Operation]] = {
-    opcode: build for subject in _SUBJECTS for opcode, build in subject.TABLE.items()
-}
+    opcode: _by_type(opcode) for subject in _ARITHMETIC for opcode in subject.TABLE
+} | {opcode: build for subject in _SUBJECTS for opcode, build in subject.TABLE.items()}
 """Longest dotted prefix of a name -> its builder."""
 
 

@@ -7,6 +7,7 @@ instruction; rows that are initialised in part only have a bool array besides.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sglang_aiter_moe.amdgpu.memory import Memory
     from sglang_aiter_moe.nvptx.asynchronous import Tasks
     from sglang_aiter_moe.nvptx.mbarrier import Barriers
+    from sglang_aiter_moe.nvptx.named_barrier import NamedBarriers
     from sglang_aiter_moe.nvptx.shared import Shared
 
 LANES = 32
@@ -31,13 +33,17 @@ class State:
 
     Attributes:
         late: an asynchronous effect lands when its wait completes; else when it is issued.
-        events: grows with everything that can end a wait.
+        events: grows with everything that can end a wait; ``writes`` with what is stored to global memory.
+        params: address of the parameters; ``specials``: special registers by name.
+        seen: what a load that may be a spin has read before (``memory_ops``).
+        reasons: line -> what a warp that stands there waits for, for the report of a deadlock.
     """
 
     shared: Shared
     memory: Memory
     tasks: Tasks
     barriers: Barriers
+    named: NamedBarriers
 
     def __init__(
         self, ctas: int, warps: int, registers: list[tuple[str, str]], *, checked: bool, late: bool
@@ -45,14 +51,38 @@ class State:
         """``registers``: (name, class) by slot; a class is a key of ``DTYPES``."""
         self.ctas, self.warps, self.rows = ctas, warps, ctas * warps
         self.registers, self.checked, self.late = registers, checked, late
-        self.values: list[np.ndarray] = [None] * len(registers)  # type: ignore[list-item]
-        for slot, (_, kind) in enumerate(registers):
-            self.values[slot] = np.full((self.rows, LANES), POISON[kind], DTYPES[kind])
+        self.values: list[np.ndarray] = self._arrays()
         self.known = [0 if checked else (1 << self.rows) - 1] * len(registers)
         self.partial: dict[int, np.ndarray] = {}
         self.flying: dict[int, int] = {}
-        self.events = 0
+        self.events = self.writes = 0
+        self.params = np.uint64(0)
+        self.specials: dict[str, np.ndarray] = {}
+        self.clock = 0
+        self.seen: dict[tuple, np.ndarray] = {}
+        self.reasons: dict[int, Callable[[], str]] = {}
         self._groups: dict[int, Group] = {}
+
+    def _arrays(self) -> list[np.ndarray]:
+        """One array a slot. Their contents do not matter where reads are checked."""
+        made: dict[str, list[np.ndarray]] = {}
+        kinds = [kind for _, kind in self.registers]
+        for kind in set(kinds):
+            shape = (kinds.count(kind), self.rows, LANES)
+            if self.checked:
+                made[kind] = list(np.empty(shape, DTYPES[kind]))
+            else:
+                made[kind] = list(np.full(shape, POISON[kind], DTYPES[kind]))
+            made[kind].reverse()
+        return [made[kind].pop() for kind in kinds]
+
+    def special(self, name: str, group: Group) -> np.ndarray:
+        """A special register: a scalar, or an array that broadcasts to [n, 32]."""
+        if name in ("%clock", "%clock64", "%globaltimer"):
+            self.clock += 1
+            return np.uint64(self.clock)
+        value = self.specials[name]
+        return value if value.ndim == 0 else value[group.rows]
 
     def event(self) -> None:
         """Something happened that a waiting warp may wait for."""

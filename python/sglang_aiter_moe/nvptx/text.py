@@ -1,7 +1,7 @@
 """PTX text to instructions: one function a kernel, scopes and inline assembly flattened.
 
-Registers become numbers (slots) with a class, labels become positions. What a scope ``{ }`` declares is its own, so each
-inline assembly block has registers and labels of its own. Source: PTX ISA 8.7, "Syntax" and "Abstracting the ABI".
+Registers become numbers (slots) with a class, labels become positions. What a scope ``{ }`` declares is its own, so
+each inline assembly block has registers and labels of its own. Source: PTX ISA 8.7, "Syntax" and "Abstracting the ABI".
 """
 
 from __future__ import annotations

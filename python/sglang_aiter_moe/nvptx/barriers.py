@@ -1,0 +1,238 @@
+"""Barriers, mbarriers, fences, and the hints of a launch.
+
+Source: PTX ISA 8.7, "Parallel Synchronization and Communication Instructions", "griddepcontrol", "setmaxnreg".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_aiter_moe.amdgpu.errors import Fault
+from sglang_aiter_moe.nvptx import decode
+from sglang_aiter_moe.nvptx.decode import Operation, full, refuse, source
+from sglang_aiter_moe.nvptx.state import LANES, Group
+from sglang_aiter_moe.nvptx.text import Instruction
+
+_BIT = np.uint32(1) << np.arange(LANES, dtype=np.uint32)
+
+
+def _named(aligned: bool, wait: bool = True):
+    def build(instruction: Instruction) -> Operation:
+        whole = aligned or "aligned" in instruction.modifiers
+        if set(instruction.modifiers) - {"aligned"}:
+            raise refuse(instruction, f"this form of {instruction.opcode}")
+        found = instruction.operands
+        if not 1 <= len(found) <= 2:
+            raise refuse(instruction, f"this form of {instruction.opcode}")
+        number = source(instruction, found[0], "u32")
+        count = source(instruction, found[1], "u32") if len(found) == 2 else None
+        line = instruction.line
+
+        def run(g: Group):
+            state = g.state
+            if whole and g.mask is not None:
+                lane = int(np.flatnonzero(~g.mask)[0])
+                raise decode.fault(
+                    "a part of a warp is at an aligned barrier", "whole warps", lane=lane
+                )
+            threads = count(g) if count else np.int64(state.warps * LANES)
+            passed = state.named.meet(
+                g, number(g).astype(np.int64), np.asarray(threads).astype(np.int64), wait
+            )
+            if passed is not None:
+                state.reasons[line] = state.named.describe
+            return passed
+
+        return run
+
+    return build
+
+
+def _warp(instruction: Instruction) -> Operation:
+    """bar.warp.sync: passes when all lanes of the mask stand here."""
+    (m,) = decode.operands(instruction, 1)
+    mask = source(instruction, m, "b32")
+
+    def run(g: Group):
+        if g.mask is None:
+            return None
+        named = (full(g, mask(g)) & _BIT) != 0
+        # Every acting lane of a warp names the same lanes.
+        first = g.lanes.argmax(1)
+        named = (full(g, mask(g))[np.arange(g.n), first][:, None] & _BIT) != 0
+        here = (g.lanes | ~named).all(1)
+        return None if here.all() else here
+
+    return run
+
+
+def _mbarrier_address(instruction: Instruction, operand):
+    return decode.address(instruction, operand, "shared")
+
+
+def _each(g: Group, address: np.ndarray):
+    """(CTA, address) of every lane that acts, lane after lane."""
+    rows, lanes = np.nonzero(g.lanes)
+    for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
+        yield int(g.cta[row]), int(address[row, lane]), row, lane
+
+
+def _shared_only(instruction: Instruction, allowed: frozenset = frozenset()) -> None:
+    left = set(instruction.modifiers) - {"shared", "shared::cta", "b64"} - allowed
+    if left or not {"shared", "shared::cta"} & set(instruction.modifiers):
+        raise refuse(instruction, f"this form of {instruction.opcode}")
+
+
+def _init(instruction: Instruction) -> Operation:
+    _shared_only(instruction)
+    where, count = decode.operands(instruction, 2)
+    address, n = _mbarrier_address(instruction, where), source(instruction, count, "u32")
+    nothing = np.zeros((1, 8), np.uint8)
+
+    def run(g: Group) -> None:
+        counts = full(g, n(g))
+        for cta, at, row, lane in _each(g, address(g)):
+            g.state.barriers.init(cta, at, int(counts[row, lane]))
+            g.state.shared.store(np.int64(cta), np.array([at]), nothing)
+
+    return run
+
+
+def _inval(instruction: Instruction) -> Operation:
+    _shared_only(instruction)
+    (where,) = decode.operands(instruction, 1)
+    address = _mbarrier_address(instruction, where)
+
+    def run(g: Group) -> None:
+        for cta, at, _, _ in _each(g, address(g)):
+            g.state.barriers.inval(cta, at)
+
+    return run
+
+
+_SCOPES = frozenset(("release", "acquire", "relaxed", "cta", "cluster"))
+
+
+def _arrive(instruction: Instruction) -> Operation:
+    expects = "expect_tx" in instruction.modifiers
+    _shared_only(instruction, _SCOPES | {"expect_tx"})
+    found = instruction.operands
+    if not found or found[0].kind != "sink":
+        raise refuse(instruction, "an mbarrier state as result")
+    address = _mbarrier_address(instruction, found[1])
+    if len(found) > 3 or (expects and len(found) != 3):
+        raise refuse(instruction, "this form of mbarrier.arrive")
+    extra = source(instruction, found[2], "u32") if len(found) == 3 else None
+
+    def run(g: Group) -> None:
+        value = None if extra is None else full(g, extra(g))
+        for cta, at, row, lane in _each(g, address(g)):
+            n = 0 if value is None else int(value[row, lane])
+            if expects:
+                g.state.barriers.arrive(cta, at, 1, n)
+            else:
+                g.state.barriers.arrive(cta, at, 1 if value is None else n)
+
+    return run
+
+
+def _expect(instruction: Instruction) -> Operation:
+    _shared_only(instruction, _SCOPES)
+    where, count = decode.operands(instruction, 2)
+    address, n = _mbarrier_address(instruction, where), source(instruction, count, "u32")
+
+    def run(g: Group) -> None:
+        counts = full(g, n(g))
+        for cta, at, row, lane in _each(g, address(g)):
+            g.state.barriers.expect(cta, at, int(counts[row, lane]))
+
+    return run
+
+
+def _try_wait(instruction: Instruction) -> Operation:
+    """Holds the lanes whose phase has not completed; what passes gets a true predicate.
+
+    PTX lets try_wait give up after a while; a program cannot tell that from a longer wait.
+    """
+    _shared_only(instruction, _SCOPES | {"parity"})
+    if "parity" not in instruction.modifiers:
+        raise refuse(instruction, "a wait for a state instead of a parity")
+    d, where, p = instruction.operands[:3]
+    write, address = decode.target(instruction, d, "pred"), _mbarrier_address(instruction, where)
+    parity = source(instruction, p, "u32")
+    line = instruction.line
+
+    def run(g: Group):
+        state, at, wanted = g.state, address(g), full(g, parity(g))
+        done = np.zeros((g.n, LANES), bool)
+        told: dict[tuple, bool] = {}
+        for cta, place, row, lane in _each(g, at):
+            key = cta, place, int(wanted[row, lane])
+            if key not in told:
+                if key[2] > 1:
+                    raise Fault(
+                        f"the parity {key[2]}",
+                        allowed="0 or 1",
+                        fix="check it",
+                        lane=row * LANES + lane,
+                    )
+                told[key] = state.barriers.complete(*key)
+            done[row, lane] = told[key]
+        if all(told.values()):
+            write(g, np.bool_(True))
+            return None
+        waiting = [key for key, passed in told.items() if not passed]
+        state.reasons[line] = lambda: "; ".join(
+            f"parity {p} of the mbarrier at {at:#x} of CTA {cta} of the batch: {state.barriers.at(cta, at)}"
+            for cta, at, p in waiting[:4]
+        )
+        if done.any():
+            write(g.narrow(done), np.bool_(True))
+        return done
+
+    return run
+
+
+def _test_wait(instruction: Instruction) -> Operation:
+    raise refuse(instruction, "mbarrier.test_wait")
+
+
+_ORDERS = frozenset(
+    (
+        "acq_rel",
+        "sc",
+        "acquire",
+        "release",
+        "cta",
+        "gpu",
+        "cluster",
+        "sys",
+        "proxy",
+        "alias",
+        "tensormap::generic",
+    )
+)
+
+
+def _fence(instruction: Instruction) -> Operation:
+    """``fence.proxy.async`` shows generic writes to the async proxy; memory is in order otherwise."""
+    parts = set(instruction.modifiers)
+    if parts & {"async", "mbarrier_init"}:
+        return _nothing(instruction) if "global" in parts else lambda g: g.state.shared.fence(g.cta)
+    if parts - _ORDERS:
+        raise refuse(instruction, "this form of fence")
+    return lambda g: None
+
+
+def _nothing(instruction: Instruction) -> Operation:
+    """griddepcontrol, setmaxnreg, nanosleep: timing and resources, which are not modelled."""
+    return lambda g: None
+
+
+TABLE = {
+    "bar.sync": _named(True), "bar.arrive": _named(True, False), "barrier.sync": _named(False),
+    "barrier.arrive": _named(False, False), "barrier.cta.sync": _named(False), "bar.cta.sync": _named(True),
+    "bar.warp.sync": _warp, "mbarrier.init": _init, "mbarrier.inval": _inval, "mbarrier.arrive": _arrive,
+    "mbarrier.expect_tx": _expect, "mbarrier.try_wait": _try_wait, "mbarrier.test_wait": _test_wait,
+    "fence": _fence, "membar": _nothing, "griddepcontrol": _nothing, "setmaxnreg": _nothing, "nanosleep": _nothing,
+}  # fmt: skip

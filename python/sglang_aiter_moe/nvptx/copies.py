@@ -1,0 +1,124 @@
+"""cp.async: copies of 4, 8 or 16 bytes a lane from global to shared memory, in groups of a warp.
+
+Source: PTX ISA 8.7, "Non-bulk copy". The bytes count as in flight until the group's wait; the source is read again when
+it lands, so that one which was overwritten meanwhile is seen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_aiter_moe.amdgpu.errors import Fault
+from sglang_aiter_moe.nvptx import decode
+from sglang_aiter_moe.nvptx.decode import Operation, full, refuse, source
+from sglang_aiter_moe.nvptx.memory_ops import load_global, moved, store_shared
+from sglang_aiter_moe.nvptx.state import LANES, Group
+from sglang_aiter_moe.nvptx.text import Instruction
+
+KIND = "cp.async"
+
+
+def _copy(instruction: Instruction) -> Operation:
+    cached, *rest = instruction.modifiers
+    good = (
+        cached in ("ca", "cg")
+        and rest[:1] in (["shared"], ["shared::cta"])
+        and rest[1:2] == ["global"]
+    )
+    hints = rest[2:]
+    if not good or any(not h.startswith("L2::") for h in hints):
+        raise refuse(instruction, "this form of cp.async")
+    found = list(instruction.operands)
+    if "L2::cache_hint" in hints:
+        found.pop()
+    if len(found) not in (3, 4) or found[2].kind != "int":
+        raise refuse(instruction, "this form of cp.async")
+    nbytes = int(found[2].value)
+    if nbytes not in ((16,) if cached == "cg" else (4, 8, 16)):
+        raise refuse(instruction, f"cp.async.{cached} of {nbytes} bytes")
+    to = decode.address(instruction, found[0], "shared")
+    of = decode.address(instruction, found[1], "global")
+    size = source(instruction, found[3], "u32") if len(found) == 4 else None
+
+    def run(g: Group) -> None:
+        at, where = to(g), of(g).copy()
+        sizes = None if size is None else full(g, size(g))
+        if sizes is not None and (sizes == nbytes).all():
+            sizes = None
+        _fly(g, at, nbytes)
+        first = _read(g, where, sizes, nbytes)
+        writes = g.state.writes
+
+        def land(part: Group) -> None:
+            rows = slice(None) if part.n == g.n else np.searchsorted(g.ids, part.ids)
+            raw = first[rows]
+            if part.state.writes != writes:
+                raw = _read(part, where[rows], None if sizes is None else sizes[rows], nbytes)
+            store_shared(part, at[rows], raw)
+
+        g.state.tasks.issue(KIND, g, land)
+
+    return run
+
+
+def _fly(g: Group, at: np.ndarray, nbytes: int) -> None:
+    cta = g.cta[:, None]
+    if g.mask is None:
+        g.state.shared.fly(cta, at, nbytes)
+        return
+    lanes = np.flatnonzero(g.mask)
+    try:
+        g.state.shared.fly(
+            np.broadcast_to(cta, at.shape).reshape(-1)[lanes], at.reshape(-1)[lanes], nbytes
+        )
+    except Fault as fault:
+        raise moved(fault, lanes) from None
+
+
+def _read(g: Group, where: np.ndarray, sizes: np.ndarray | None, nbytes: int) -> np.ndarray:
+    """uint8 [n, 32, nbytes]: of each lane as many bytes as ``sizes`` says, zeros behind them."""
+    if sizes is None:
+        return load_global(g, where, nbytes)
+    out = np.zeros((g.n, LANES, nbytes), np.uint8)
+    for count in np.unique(sizes[g.lanes]).tolist():
+        if count > nbytes:
+            raise decode.fault(
+                f"cp.async of {count} bytes into {nbytes}", f"at most {nbytes}", lane=0
+            )
+        lanes = (sizes == count) & g.lanes
+        step = next(s for s in (16, 8, 4, 2, 1) if count % s == 0) if count else 1
+        part = g.narrow(lanes)
+        for start in range(0, count, step):
+            out[..., start : start + step] |= np.where(
+                lanes[..., None], load_global(part, where + start, step), 0
+            ).astype(np.uint8)
+    return out
+
+
+def _commit(instruction: Instruction) -> Operation:
+    decode.operands(instruction, 0)
+    return lambda g: g.state.tasks.commit(KIND, g)
+
+
+def _wait_group(instruction: Instruction) -> Operation:
+    (count,) = decode.operands(instruction, 1)
+    if count.kind != "int":
+        raise refuse(instruction, "a count that is not a constant")
+    at_most = int(count.value)
+    return lambda g: g.state.tasks.wait(KIND, g, at_most)
+
+
+def _wait_all(instruction: Instruction) -> Operation:
+    decode.operands(instruction, 0)
+
+    def run(g: Group) -> None:
+        g.state.tasks.commit(KIND, g)
+        g.state.tasks.wait(KIND, g, 0)
+
+    return run
+
+
+TABLE = {
+    "cp.async": _copy, "cp.async.commit_group": _commit, "cp.async.wait_group": _wait_group,
+    "cp.async.wait_all": _wait_all,
+}  # fmt: skip

@@ -1,0 +1,170 @@
+"""mov, selections and comparisons. Source: PTX ISA 8.7, "Comparison and Selection" and "mov"."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_aiter_moe.nvptx.decode import NUMPY, Operation, operands, refuse, source, target
+from sglang_aiter_moe.nvptx.floats import flush, from_bf16
+from sglang_aiter_moe.nvptx.text import CLASSES, Instruction
+
+_WIDTH = {"b8": 1, "b16": 2, "b32": 4, "b64": 8}
+
+
+def _mov(instruction: Instruction) -> Operation:
+    if len(instruction.modifiers) != 1:
+        raise refuse(instruction, "this form of mov")
+    kind = instruction.modifiers[0]
+    d, x = operands(instruction, 2)
+    if x.kind == "vector":
+        return _join(instruction, kind, d, x.items)
+    if d.kind == "vector":
+        return _part(instruction, kind, d.items, x)
+    read, write = source(instruction, x, kind), target(instruction, d, kind)
+    return lambda g: write(g, read(g))
+
+
+def _part_kind(instruction: Instruction, kind: str, count: int) -> str:
+    size = _WIDTH[CLASSES[kind]]
+    if count not in (2, 4, 8) or size // count < 1:
+        raise refuse(instruction, f"mov of {count} parts of {kind}")
+    return f"b{8 * size // count}"
+
+
+def _join(instruction: Instruction, kind: str, d, items) -> Operation:
+    """mov.b32 d, {low, high}."""
+    part = _part_kind(instruction, kind, len(items))
+    reads = [source(instruction, x, part) for x in items]
+    write, dtype = target(instruction, d, kind), np.dtype(f"u{_WIDTH[CLASSES[kind]]}").type
+    width = 8 * _WIDTH[part]
+
+    def run(g):
+        out = dtype(0)
+        for i, read in enumerate(reads):
+            out = out | (np.asarray(read(g)).astype(dtype) << dtype(i * width))
+        return write(g, out)
+
+    return run
+
+
+def _part(instruction: Instruction, kind: str, items, x) -> Operation:
+    """mov.b32 {low, high}, x."""
+    part = _part_kind(instruction, kind, len(items))
+    unsigned = f"b{8 * _WIDTH[CLASSES[kind]]}"
+    read, dtype = source(instruction, x, unsigned), NUMPY[unsigned]
+    writes = [target(instruction, d, part) for d in items]
+    width = 8 * _WIDTH[part]
+
+    def run(g):
+        value = np.asarray(read(g))
+        # All parts are taken before the first is written: a destination may be the source.
+        parts = [(value >> dtype(i * width)).astype(NUMPY[part]) for i in range(len(writes))]
+        for write, one in zip(writes, parts, strict=True):
+            write(g, one)
+
+    return run
+
+
+def _selp(instruction: Instruction) -> Operation:
+    if len(instruction.modifiers) != 1:
+        raise refuse(instruction, "this form of selp")
+    kind = instruction.modifiers[0]
+    d, x, y, p = operands(instruction, 4)
+    a, b, c = (
+        source(instruction, x, kind),
+        source(instruction, y, kind),
+        source(instruction, p, "pred"),
+    )
+    write = target(instruction, d, kind)
+    return lambda g: write(g, np.where(c(g), a(g), b(g)))
+
+
+def _slct(instruction: Instruction) -> Operation:
+    """slct.b32.s32 d, a, b, c: a where c >= 0."""
+    kind, of = instruction.modifiers[-2:]
+    if of not in ("s32", "f32") or len(instruction.modifiers) != 2:
+        raise refuse(instruction, "this form of slct")
+    d, x, y, z = operands(instruction, 4)
+    a, b, c = source(instruction, x, kind), source(instruction, y, kind), source(instruction, z, of)
+    write = target(instruction, d, kind)
+    return lambda g: write(g, np.where(c(g) >= 0, a(g), b(g)))
+
+
+def _ordered(f):
+    return lambda a, b: f(a, b) & (a == a) & (b == b)
+
+
+def _unordered(f):
+    return lambda a, b: f(a, b) | (a != a) | (b != b)
+
+
+_INTEGER = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+}  # fmt: skip
+_FLOAT = {
+    "eq": np.equal, "ne": _ordered(np.not_equal), "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "equ": _unordered(np.equal), "neu": np.not_equal, "ltu": _unordered(np.less),
+    "leu": _unordered(np.less_equal), "gtu": _unordered(np.greater), "geu": _unordered(np.greater_equal),
+    "num": lambda a, b: (a == a) & (b == b), "nan": lambda a, b: (a != a) | (b != b),
+}  # fmt: skip
+_COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+
+def _compared(instruction: Instruction):
+    """The comparison of the first two sources as a function of a group, and what combines it with a third."""
+    compare, *rest, kind = instruction.modifiers
+    floats = kind in ("f16", "bf16", "f32", "f64")
+    ftz = "ftz" in rest
+    rest = [x for x in rest if x != "ftz"]
+    f = (_FLOAT if floats else _INTEGER).get(compare)
+    if f is None or len(rest) > 1 or (rest and rest[0] not in _COMBINE):
+        raise refuse(instruction, f"this form of {instruction.opcode}")
+    _, x, y, *last = instruction.operands
+    a, b = source(instruction, x, kind), source(instruction, y, kind)
+    if kind == "bf16":
+        test = lambda g: f(from_bf16(a(g)), from_bf16(b(g)))  # noqa: E731
+    elif ftz and kind == "f32":
+        test = lambda g: f(flush(a(g)), flush(b(g)))  # noqa: E731
+    else:
+        test = lambda g: f(a(g), b(g))  # noqa: E731
+    if bool(rest) != bool(last):
+        raise refuse(instruction, f"this form of {instruction.opcode}")
+    if not rest:
+        return test, None, None
+    return test, _COMBINE[rest[0]], source(instruction, last[0], "pred")
+
+
+def _setp(instruction: Instruction) -> Operation:
+    test, combine, third = _compared(instruction)
+    d = instruction.operands[0]
+    if d.kind != "pair":
+        write = target(instruction, d, "pred")
+        if combine is None:
+            return lambda g: write(g, np.asarray(test(g)))
+        return lambda g: write(g, combine(test(g), third(g)))
+    first, second = (target(instruction, x, "pred") for x in d.items)
+
+    def both(g):
+        found = np.asarray(test(g))
+        p, q = found, ~found
+        if combine is not None:
+            c = third(g)
+            p, q = combine(p, c), combine(q, c)
+        first(g, p)
+        second(g, q)
+
+    return both
+
+
+def _cvta(instruction: Instruction) -> Operation:
+    """Generic addresses of global memory and of parameters are the addresses themselves."""
+    space, kind = instruction.modifiers[-2:]
+    if space not in ("param", "global") or kind != "u64":
+        raise refuse(instruction, f"generic addresses of {space}")
+    d, x = operands(instruction, 2)
+    read, write = source(instruction, x, "u64"), target(instruction, d, "u64")
+    return lambda g: write(g, read(g))
+
+
+TABLE = {"mov": _mov, "selp": _selp, "slct": _slct, "setp": _setp, "cvta": _cvta}
