@@ -1,7 +1,9 @@
 """cp.async: copies of 4, 8 or 16 bytes a lane from global to shared memory, in groups of a warp.
 
 Source: PTX ISA 8.7, "Non-bulk copy". The bytes count as in flight until the group's wait; the source is read again when
-it lands, so that one which was overwritten meanwhile is seen.
+it lands, so that one which was overwritten meanwhile is seen. The ISA counts these copies to the generic proxy; the fp8
+prefill form lets ``wgmma`` read what they brought without a ``fence.proxy.async``, as a GPU lets it
+(docs/kernel-notes.md, version 32), so their bytes count as fenced.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def _copy(instruction: Instruction) -> Operation:
             raw = first[rows]
             if part.state.writes != writes:
                 raw = _read(part, where[rows], None if sizes is None else sizes[rows], nbytes)
-            store_shared(part, at[rows], raw)
+            store_shared(part, at[rows], raw, "async")
 
         g.state.tasks.issue(KIND, g, land)
 

@@ -77,6 +77,16 @@ class Code:
             for to in control.targets(i)
         }
 
+        written = {
+            o.slot
+            for i in kernel.instructions
+            for first in i.operands[:1]
+            if first.kind != "address"
+            for o in (first, *first.items)
+        }
+        self.undefined = [s for s in range(len(kernel.registers)) if s not in written]
+        """Registers that no instruction writes: LLVM's undefined values, in halves that nobody uses."""
+
     def block(self, start: int) -> _Block:
         found = self._blocks.get(start)
         if found is None:
@@ -234,6 +244,8 @@ class _Runner:
         s.memory, s.shared = self._memory, Shared(s.ctas, self.shared_bytes, checked=self.checked)
         s.tasks, s.barriers, s.named = Tasks(s), Barriers(s), NamedBarriers(s)
         s.params = np.uint64(self._params)
+        for slot in self._code.undefined:
+            s.group((1 << s.rows) - 1).leave_undefined(slot)
         s.specials = specials(ctas, self._grid, self._threads, self.shared_bytes)
         self._fragments = [_Fragment(0, s.group((1 << s.rows) - 1))]
         spins = 0

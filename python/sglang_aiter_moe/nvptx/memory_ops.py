@@ -181,16 +181,18 @@ def load_shared(g: Group, address: np.ndarray, nbytes: int) -> np.ndarray:
     return out.reshape(g.n, LANES, nbytes)
 
 
-def store_shared(g: Group, address: np.ndarray, raw: np.ndarray) -> None:
+def store_shared(g: Group, address: np.ndarray, raw: np.ndarray, proxy: str = "generic") -> None:
     """``raw`` uint8 [n, 32, nbytes] of the lanes that act."""
     cta = g.cta[:, None]
     if g.mask is None:
-        g.state.shared.store(cta, address, raw)
+        g.state.shared.store(cta, address, raw, proxy)
         return
     lanes = np.flatnonzero(g.mask)
     cta = np.broadcast_to(cta, address.shape).reshape(-1)[lanes]
     try:
-        g.state.shared.store(cta, address.reshape(-1)[lanes], raw.reshape(-1, raw.shape[-1])[lanes])
+        g.state.shared.store(
+            cta, address.reshape(-1)[lanes], raw.reshape(-1, raw.shape[-1])[lanes], proxy
+        )
     except Fault as fault:
         raise moved(fault, lanes) from None
 

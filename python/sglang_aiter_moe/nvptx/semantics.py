@@ -12,16 +12,21 @@ from sglang_aiter_moe.nvptx import (
     exchange,
     float_alu,
     integer,
+    matrix,
+    matrix_moves,
     memory_ops,
     moves,
     packed,
+    tensor_copy,
 )
 from sglang_aiter_moe.nvptx.decode import Operation, refuse
 from sglang_aiter_moe.nvptx.text import Instruction, with_opcode
 
 _ARITHMETIC = (integer, float_alu, packed)
 """Subjects that share opcodes; the type, the name's last part, says whose an instruction is."""
-_SUBJECTS = (convert, moves, exchange, memory_ops, copies, barriers)
+_SUBJECTS = (
+    convert, moves, exchange, memory_ops, copies, barriers, matrix, matrix_moves, tensor_copy,
+)  # fmt: skip
 
 
 def _by_type(opcode: str) -> Callable[[Instruction], Operation]:

@@ -216,6 +216,22 @@ class Group:
             lane=int(np.flatnonzero(bad)[0]),
         )
 
+    def leave_undefined(self, slot: int) -> None:
+        """Lanes that act and that nothing has written hold ``POISON`` and count as written; none in flight do."""
+        state = self.state
+        missing = self.bits & ~state.known[slot] & ~state.flying.get(slot, 0)
+        if not missing:
+            return
+        unknown = (
+            np.array([missing >> row & 1 for row in self.ids.tolist()], bool)[:, None] & self.lanes
+        )
+        if slot in state.partial:
+            unknown &= ~state.partial[slot][self.rows]
+        if unknown.any():
+            array = state.values[slot]
+            poison = array.dtype.type(POISON[state.registers[slot][1]])
+            Group(state, self.bits, unknown).put(slot, np.full((self.n, LANES), poison))
+
     def fly(self, slot: int) -> None:
         """A result is on its way to this register: reading or writing it is a Fault until ``land``."""
         state = self.state

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sglang_aiter_moe.amdgpu.errors import Fault
-from sglang_aiter_moe.nvptx import async_copy, tensor_copy
+from sglang_aiter_moe.nvptx import copies, tensor_copy
 from sglang_aiter_moe.nvptx.shared import BASE
 from sglang_aiter_moe.nvptx.tensor_map import TensorMap
 from sglang_aiter_moe.testing.ptx_pieces import Piece
@@ -113,7 +113,7 @@ CP = ".reg .b32 %r<4>;\n.reg .b64 %rd<1>;\n{}\ncp.async.commit_group;\ncp.async.
 def test_copies_of_lanes(kind, width, late):
     """Sizes of the source from 0 to all: the rest is zero; lanes without bytes may point anywhere."""
     line = f"cp.async.{kind}.shared.global [%r0 + 0], [%rd0 + 0], {width}, %r1;"
-    piece = Piece(CP.format(line), async_copy.TABLE, ctas=2, warps=2, late=late)
+    piece = Piece(CP.format(line), copies.TABLE, ctas=2, warps=2, late=late)
     data = np.random.default_rng(2).integers(0, 256, 32 * 16, dtype=np.uint8)
     at = piece.state.memory.place(data, "x")
     lane = np.arange(32)
@@ -138,7 +138,7 @@ def test_copies_of_lanes(kind, width, late):
 
 def test_an_uncommitted_copy_does_not_land():
     line = "cp.async.cg.shared.global [%r0 + 0], [%rd0 + 0], 0x10, 0x10;"
-    piece = Piece(CP.format(line), async_copy.TABLE, ctas=1, warps=1)
+    piece = Piece(CP.format(line), copies.TABLE, ctas=1, warps=1)
     piece.set("%rd0", np.uint64(piece.state.memory.place(np.zeros(512, np.uint8), "x")))
     places = BASE + 16 * np.arange(32)
     piece.set("%r0", places)
@@ -149,7 +149,7 @@ def test_an_uncommitted_copy_does_not_land():
 
 def test_a_copy_that_reads_past_an_array_names_its_lane():
     line = "cp.async.cg.shared.global [%r0 + 0], [%rd0 + 0], 0x10, 0x10;"
-    piece = Piece(CP.format(line), async_copy.TABLE, ctas=1, warps=1)
+    piece = Piece(CP.format(line), copies.TABLE, ctas=1, warps=1)
     at = piece.state.memory.place(np.zeros(512, np.uint8), "x")
     lanes = np.uint64(at) + 16 * np.arange(32).astype(np.uint64)
     lanes[9] += 1024
