@@ -138,6 +138,7 @@ def run(
     max_instructions: int | None = None,
     max_seconds: float = math.inf,
     checked: bool = True,
+    garbage: int | None = None,
     code: Code | None = None,
 ) -> Statistics:
     """Executes ``grid`` CTAs of ``kernel``; what it stores is in ``memory`` afterwards.
@@ -151,6 +152,7 @@ def run(
         lockstep: CTAs that are executed side by side; None: about 2048 threads.
         max_instructions, max_seconds: when a launch is taken to hang.
         checked: report reads of registers, shared and global memory that nothing wrote.
+        garbage: the byte that unwritten shared memory holds, for kernels that read some and drop it; None: an error.
         code: what ``Code(program.kernels[kernel])`` made, to decode once for many launches.
 
     Raises:
@@ -175,7 +177,7 @@ def run(
         lockstep = total
     lockstep = lockstep or max(1, 2048 // per_cta)
     runner = _Runner(code or Code(described), memory, address, grid, threads)
-    runner.late, runner.checked = late, checked
+    runner.late, runner.checked, runner.garbage = late, checked, garbage
     runner.shared_bytes = described.static_shared + shared_bytes
     runner.limits = (max_instructions or sys.maxsize, started + max_seconds)
     with np.errstate(all="ignore"):
@@ -227,6 +229,7 @@ class _Runner:
     """One launch: batch after batch of CTAs."""
 
     late = checked = True
+    garbage: int | None = None
     shared_bytes = 0
     limits = (sys.maxsize, math.inf)
 
@@ -241,7 +244,8 @@ class _Runner:
         registers = self._code.kernel.registers
         self._ctas = ctas
         self._state = s = State(len(ctas), warps, registers, checked=self.checked, late=self.late)
-        s.memory, s.shared = self._memory, Shared(s.ctas, self.shared_bytes, checked=self.checked)
+        s.memory = self._memory
+        s.shared = Shared(s.ctas, self.shared_bytes, checked=self.checked, garbage=self.garbage)
         s.tasks, s.barriers, s.named = Tasks(s), Barriers(s), NamedBarriers(s)
         s.params = np.uint64(self._params)
         for slot in self._code.undefined:

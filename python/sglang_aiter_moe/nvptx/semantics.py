@@ -17,12 +17,13 @@ from sglang_aiter_moe.nvptx import (
     memory_ops,
     moves,
     packed,
+    packed_integer,
     tensor_copy,
 )
 from sglang_aiter_moe.nvptx.decode import Operation, refuse
 from sglang_aiter_moe.nvptx.text import Instruction, with_opcode
 
-_ARITHMETIC = (integer, float_alu, packed)
+_ARITHMETIC = (integer, float_alu, packed, packed_integer)
 """Subjects that share opcodes; the type, the name's last part, says whose an instruction is."""
 _SUBJECTS = (
     convert, moves, exchange, memory_ops, copies, barriers, matrix, matrix_moves, tensor_copy,

@@ -16,12 +16,17 @@ _UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Shared:
-    """``size`` bytes for each of ``ctas`` CTAs."""
+    """``size`` bytes for each of ``ctas`` CTAs.
 
-    def __init__(self, ctas: int, size: int, *, checked: bool) -> None:
+    ``garbage``: None: reading a byte that nothing wrote is a Fault; else such bytes hold this one, and may be read.
+    """
+
+    def __init__(self, ctas: int, size: int, *, checked: bool, garbage: int | None = None) -> None:
         self.ctas, self.size, self.checked = ctas, size, checked
         self.stride = -(-size // 16) * 16
-        self.data = np.full(ctas * self.stride, 0xA5, np.uint8)
+        self._garbage = garbage is not None
+        fill = 0xA5 if garbage is None else garbage
+        self.data = np.full(ctas * self.stride, fill, np.uint8)
         self.kind = np.zeros(ctas * self.stride, np.uint8)
 
     def load(self, cta, address, nbytes: int, proxy: str = "generic") -> np.ndarray:
@@ -100,6 +105,8 @@ class Shared:
         good = kinds == _WRITTEN
         if proxy == "generic":
             good |= kinds == _WRITTEN | _UNFENCED
+        if self._garbage:
+            good |= kinds == 0
         if good.all():
             return
         lane, byte = (int(x[0]) for x in np.nonzero(~good))
