@@ -23,7 +23,9 @@ uint32 or uint64; row = warp * CTAs + CTA. A ``Group`` is the warps that stand a
     group.state     the batch: .shared .memory .tasks .barriers .late .checked
 
 ``decode.source(instruction, operand, kind)`` gives a function group -> array [n, 32] (or a scalar for a constant) that
-checks; ``decode.target(instruction, operand, kind)`` one of (group, array). ``kind`` is a PTX type: "u32", "f32", ...
+checks. ``decode.value`` is the same for arithmetic: what nothing has written makes the result unknown, byte by byte,
+and a Fault where it is used (an address, a branch, a store to global memory). ``decode.target(...)`` gives a function
+of (group, array) that writes. ``kind`` is a PTX type: "u32", "f32", ...
 
 **Waiting.** An operation returns None, or bool [n, 32]: the lanes that pass. The others stay at the instruction and
 execute it again when something has happened (``state.event()``: barriers, mbarriers and global writes call it).

@@ -76,6 +76,7 @@ class Tasks:
             effect, rows = effects[number]
             positions = np.searchsorted(effect.group.ids, rows)
             effect.run(effect.group.subset(positions))
+            effect.group.state.unknown = None
 
     def pending(self, kind: str, row: int) -> int:
         """Groups of a row that have not landed."""

@@ -100,21 +100,13 @@ def guard(instruction: Instruction) -> decode.Read:
 
 
 def guarded(instruction: Instruction, operation: decode.Operation) -> decode.Operation:
-    """The operation for the lanes where the guard holds.
-
-    In the others its result may be read from then on, and is nothing that a program should use: Triton reduces over
-    all lanes what some have loaded, and drops what comes out.
-    """
+    """The operation for the lanes where the guard holds."""
     if instruction.guard is None:
         return operation
     test = guard(instruction)
-    slots = _results(instruction)
 
     def run(g: Group) -> np.ndarray | None:
         holds = test(g)
-        for slot in slots:
-            if g.state.known[slot] & g.bits != g.bits:
-                g.leave_undefined(slot)
         if g.mask is not None:
             holds = holds & g.mask
         if not holds.any():
@@ -123,11 +115,3 @@ def guarded(instruction: Instruction, operation: decode.Operation) -> decode.Ope
         return None if passed is None else passed | ~holds
 
     return run
-
-
-def _results(instruction: Instruction) -> list[int]:
-    """The registers that an instruction with a guard writes."""
-    if instruction.name.split(".")[0] in ("st", "red") or not instruction.operands:
-        return []
-    first = instruction.operands[0]
-    return [o.slot for o in (first, *first.items) if first.kind != "address" and o.kind == "reg"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_aiter_moe.amdgpu import formats
-from sglang_aiter_moe.nvptx.decode import NUMPY, Operation, operands, refuse, source, target
+from sglang_aiter_moe.nvptx.decode import NUMPY, Operation, operands, refuse, target, value
 from sglang_aiter_moe.nvptx.floats import (
     F32,
     F64,
@@ -54,7 +54,7 @@ def _integer(instruction: Instruction, given: frozenset, to: str, of: str) -> Op
     if given - {"sat"}:
         raise refuse(instruction, "this form of cvt")
     d, x = operands(instruction, 2)
-    read = source(instruction, x, of, wide=True)
+    read = value(instruction, x, of, wide=True)
     write = target(instruction, d, to, wide=True)
     dtype = NUMPY[to]
     if "sat" in given:
@@ -80,7 +80,7 @@ def _to_float(instruction: Instruction, given: frozenset, to: str, of: str) -> O
     ):
         raise refuse(instruction, "this form of cvt")
     d, x = operands(instruction, 2)
-    read = _value(source(instruction, x, of, wide=of in _INTEGERS), of, given)
+    read = _value(value(instruction, x, of, wide=of in _INTEGERS), of, given)
     write = target(instruction, d, "b32" if to == "tf32" else to)
 
     def run(g):
@@ -122,7 +122,7 @@ def _float_to_integer(instruction: Instruction, given: frozenset, to: str, of: s
     if len(modes) != 1 or given - modes - {"ftz", "sat"}:
         raise refuse(instruction, "this form of cvt")
     d, x = operands(instruction, 2)
-    read = _value(source(instruction, x, of), of, given)
+    read = _value(value(instruction, x, of), of, given)
     write, dtype = target(instruction, d, to, wide=True), NUMPY[to]
     towards, limits = _TO_INTEGER[next(iter(modes))], np.iinfo(dtype)
 
@@ -145,18 +145,18 @@ def _pair(instruction: Instruction, given: frozenset, to: str) -> Operation:
         raise refuse(instruction, "this form of cvt")
     d, x, y = operands(instruction, 3)
     a, b, write = (
-        source(instruction, x, "f32"),
-        source(instruction, y, "f32"),
+        value(instruction, x, "f32"),
+        value(instruction, y, "f32"),
         target(instruction, d, "b32"),
     )
     one = to[:-2]
 
     def run(g):
         parts = []
-        for value in (b(g), a(g)):
+        for x in (b(g), a(g)):
             if "relu" in given:
-                value = np.where(value > 0, value, np.where(value != value, value, F32(0)))
-            parts.append(rounded(value, one, "rz" in given).view(U16))
+                x = np.where(x > 0, x, np.where(x != x, x, F32(0)))
+            parts.append(rounded(x, one, "rz" in given).view(U16))
         return write(g, joined(*parts))
 
     return run
@@ -169,11 +169,11 @@ def _to_small(instruction: Instruction, given: frozenset, to: str, of: str) -> O
     name = _SMALL[to]
     if of == "f32":
         d, x, y = operands(instruction, 3)
-        a, b = source(instruction, x, "f32"), source(instruction, y, "f32")
+        a, b = value(instruction, x, "f32"), value(instruction, y, "f32")
         both = lambda g: (b(g), a(g))  # noqa: E731
     else:
         d, x = operands(instruction, 2)
-        pair = source(instruction, x, "b32")
+        pair = value(instruction, x, "b32")
         both = lambda g: tuple(h.view(np.float16) for h in halves(pair(g)))  # noqa: E731
     write = target(instruction, d, "b16")
 
@@ -195,7 +195,7 @@ def _from_small(instruction: Instruction, given: frozenset, of: str) -> Operatio
         raise refuse(instruction, "this form of cvt")
     d, x = operands(instruction, 2)
     read, write, table = (
-        source(instruction, x, "b16"),
+        value(instruction, x, "b16"),
         target(instruction, d, "b32"),
         f16_of(_SMALL[of]).view(U16),
     )

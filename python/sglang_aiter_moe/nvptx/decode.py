@@ -59,15 +59,26 @@ def constant(instruction: Instruction, operand: Operand, kind: str) -> np.generi
     return np.frombuffer(bits.to_bytes(dtype.itemsize, "little"), dtype)[0]
 
 
-def source(instruction: Instruction, operand: Operand, kind: str, *, wide: bool = False) -> Read:
+def value(instruction: Instruction, operand: Operand, kind: str, *, wide: bool = False) -> Read:
+    """As :func:`source`, but what nothing has written makes the result unknown, and is no Fault by itself.
+
+    Arithmetic reads so: compilers compute with lanes whose results nobody takes.
+    """
+    return source(instruction, operand, kind, wide=wide, soft=True)
+
+
+def source(
+    instruction: Instruction, operand: Operand, kind: str, *, wide: bool = False, soft: bool = False
+) -> Read:
     """Reads an operand as ``kind``: an array [n, 32], or a scalar for a constant.
 
     ``wide`` takes the low bits of a larger register, as cvt and st do.
     """
+    check = Group.soften if soft else Group.check
     dtype = NUMPY[kind]
     if operand.kind in ("int", "float"):
-        value = constant(instruction, operand, kind)
-        return lambda g: value
+        fixed = constant(instruction, operand, kind)
+        return lambda g: fixed
     if operand.kind == "symbol":
         address = np.dtype(dtype).type(operand.value)
         return lambda g: address
@@ -84,12 +95,12 @@ def source(instruction: Instruction, operand: Operand, kind: str, *, wide: bool 
         size = np.dtype(dtype).itemsize
         if not wide or kind == "pred" or operand.type == "pred" or size > np.dtype(held).itemsize:
             raise refuse(instruction, f"{operand.name} ({operand.type}) as {kind}")
-        low = np.dtype(f"u{size}")
+        low, low_bytes = np.dtype(f"u{size}"), (1 << size) - 1
 
         def cut(g: Group) -> np.ndarray:
             state = g.state
             if state.known[slot] & g.bits != g.bits:
-                g.check(slot)
+                check(g, slot, low_bytes)
             return state.values[slot][g.rows].astype(low).view(dtype)
 
         return cut
@@ -98,7 +109,7 @@ def source(instruction: Instruction, operand: Operand, kind: str, *, wide: bool 
         def negated(g: Group) -> np.ndarray:
             state = g.state
             if state.known[slot] & g.bits != g.bits:
-                g.check(slot)
+                check(g, slot)
             return ~state.values[slot][g.rows]
 
         return negated
@@ -107,7 +118,7 @@ def source(instruction: Instruction, operand: Operand, kind: str, *, wide: bool 
         def plain(g: Group) -> np.ndarray:
             state = g.state
             if state.known[slot] & g.bits != g.bits:
-                g.check(slot)
+                check(g, slot)
             return state.values[slot][g.rows]
 
         return plain
@@ -115,7 +126,7 @@ def source(instruction: Instruction, operand: Operand, kind: str, *, wide: bool 
     def viewed(g: Group) -> np.ndarray:
         state = g.state
         if state.known[slot] & g.bits != g.bits:
-            g.check(slot)
+            check(g, slot)
         return state.values[slot][g.rows].view(dtype)
 
     return viewed
@@ -177,3 +188,10 @@ def fault(
 ) -> Fault:
     """A Fault with a usual ``fix``."""
     return Fault(what, allowed=allowed, fix=fix, lane=lane)
+
+
+def unknown_bytes(g: Group, operand: Operand) -> np.ndarray:
+    """uint8 [n, 32]: which bytes of an operand nothing has written, bit i for byte i."""
+    if operand.kind != "reg":
+        return np.zeros((g.n, LANES), np.uint8)
+    return g.unknown_bytes(operand.slot)

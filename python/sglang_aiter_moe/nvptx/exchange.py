@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_aiter_moe.amdgpu.errors import Fault
-from sglang_aiter_moe.nvptx.decode import Operation, full, operands, refuse, source, target
+from sglang_aiter_moe.nvptx.decode import Operation, full, operands, refuse, source, target, value
 from sglang_aiter_moe.nvptx.state import LANES, Group
 from sglang_aiter_moe.nvptx.text import Instruction
 
@@ -44,7 +44,8 @@ def _shfl(instruction: Instruction) -> Operation:
         raise refuse(instruction, "this form of shfl")
     mode = instruction.modifiers[1]
     d, x, y, z, m = operands(instruction, 5)
-    a, b, c, mask = (source(instruction, s, "b32") for s in (x, y, z, m))
+    a = value(instruction, x, "b32")
+    b, c, mask = (source(instruction, s, "b32") for s in (y, z, m))
     p = None
     if d.kind == "pair":
         d, second = d.items
@@ -55,7 +56,7 @@ def _shfl(instruction: Instruction) -> Operation:
 
     def run(g):
         lanes = members(g, mask(g))
-        value = full(g, a(g))
+        given = full(g, a(g))
         by = full(g, b(g)).astype(np.int64) & 31
         control = full(g, c(g)).astype(np.int64)
         clamp, segment = control & 31, (control >> 8) & 31
@@ -79,7 +80,9 @@ def _shfl(instruction: Instruction) -> Operation:
                 fix="check the membership mask and the lane's number",
                 lane=int(np.flatnonzero(gone)[0]),
             )
-        write(g, np.take_along_axis(value, at, 1))
+        if g.state.unknown is not None:
+            g.state.unknown = np.take_along_axis(g.state.unknown, at, 1)
+        write(g, np.take_along_axis(given, at, 1))
         if p is not None:
             p(g, inside)
 

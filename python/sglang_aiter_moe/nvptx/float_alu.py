@@ -11,7 +11,7 @@ import numpy as np
 
 from sglang_aiter_moe.amdgpu.floats import fma as fma32
 from sglang_aiter_moe.amdgpu.floats import fma64
-from sglang_aiter_moe.nvptx.decode import Operation, Read, operands, refuse, source, target
+from sglang_aiter_moe.nvptx.decode import Operation, Read, operands, refuse, target, value
 from sglang_aiter_moe.nvptx.floats import flush, from_bf16, maximum, minimum, to_bf16
 from sglang_aiter_moe.nvptx.operands import Operand
 from sglang_aiter_moe.nvptx.text import Instruction
@@ -32,7 +32,7 @@ def _fma(a, b, c):
 
 def read_float(instruction: Instruction, operand: Operand, kind: str, ftz: bool) -> Read:
     """Reads f16, f32, f64 as they are, bf16 as float32."""
-    read = source(instruction, operand, kind)
+    read = value(instruction, operand, kind)
     if kind == "bf16":
         return lambda g: from_bf16(read(g))
     if ftz and kind == "f32":
@@ -122,7 +122,7 @@ def _signs(clear: bool):
         sign = dtype(1 << (8 * np.dtype(dtype).itemsize - 1))
         d, x = operands(instruction, 2)
         a, write, flushes = (
-            source(instruction, x, kind),
+            value(instruction, x, kind),
             target(instruction, d, kind),
             "ftz" in given,
         )

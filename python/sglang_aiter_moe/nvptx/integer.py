@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_aiter_moe.nvptx.decode import NUMPY, Operation, operands, refuse, source, target
+from sglang_aiter_moe.nvptx.decode import (
+    NUMPY,
+    Operation,
+    operands,
+    refuse,
+    target,
+    unknown_bytes,
+    value,
+)
 from sglang_aiter_moe.nvptx.text import Instruction
 
 TYPES = frozenset(
@@ -28,7 +36,7 @@ def _plain(f, arity: int, allowed: frozenset = TYPES):
             raise refuse(instruction, f"this form of {instruction.opcode}")
         d, *sources = operands(instruction, arity + 1)
         write = target(instruction, d, kind)
-        reads = [source(instruction, s, kind) for s in sources]
+        reads = [value(instruction, s, kind) for s in sources]
         if arity == 1:
             (a,) = reads
             return lambda g: write(g, f(a(g)))
@@ -68,7 +76,7 @@ def _multiply(instruction: Instruction) -> Operation:
         raise refuse(instruction, f"this form of {instruction.opcode}")
     d, x, y, *rest = operands(instruction, 3 + adds)
     result = _DOUBLE[kind] if part == "wide" else kind
-    a, b = source(instruction, x, kind), source(instruction, y, kind)
+    a, b = value(instruction, x, kind), value(instruction, y, kind)
     write, dtype = target(instruction, d, result), NUMPY[result]
     if part == "wide":
         product = lambda g: np.multiply(a(g), b(g), dtype=dtype)  # noqa: E731
@@ -78,7 +86,7 @@ def _multiply(instruction: Instruction) -> Operation:
         product = lambda g: a(g) * b(g)  # noqa: E731
     if not adds:
         return lambda g: write(g, product(g))
-    c = source(instruction, rest[0], result)
+    c = value(instruction, rest[0], result)
     return lambda g: write(g, product(g) + c(g))
 
 
@@ -107,8 +115,8 @@ def _divide(instruction: Instruction) -> Operation:
     remainder = instruction.opcode == "rem"
     d, x, y = operands(instruction, 3)
     a, b, write = (
-        source(instruction, x, kind),
-        source(instruction, y, kind),
+        value(instruction, x, kind),
+        value(instruction, y, kind),
         target(instruction, d, kind),
     )
     return lambda g: write(g, divide(a(g), b(g), kind, remainder))
@@ -122,8 +130,8 @@ def _shift(instruction: Instruction) -> Operation:
         raise refuse(instruction, f"this form of {instruction.opcode}")
     d, x, y = operands(instruction, 3)
     a, b, write = (
-        source(instruction, x, kind),
-        source(instruction, y, "u32"),
+        value(instruction, x, kind),
+        value(instruction, y, "u32"),
         target(instruction, d, kind),
     )
     left, signed, dtype = instruction.opcode == "shl", kind[0] == "s", NUMPY[kind]
@@ -174,8 +182,8 @@ def _extract(instruction: Instruction) -> Operation:
     if len(instruction.modifiers) != 1 or kind not in ("u32", "s32", "u64", "s64"):
         raise refuse(instruction, "this form of bfe")
     d, x, y, z = operands(instruction, 4)
-    a, write = source(instruction, x, kind), target(instruction, d, kind)
-    p, n = source(instruction, y, "u32"), source(instruction, z, "u32")
+    a, write = value(instruction, x, kind), target(instruction, d, kind)
+    p, n = value(instruction, y, "u32"), value(instruction, z, "u32")
     bits = 64 if kind.endswith("64") else 32
     if y.kind == z.kind == "int" and z.value > 0 and y.value + z.value <= bits and y.value >= 0:
         dtype = NUMPY[kind]
@@ -202,11 +210,11 @@ def _insert(instruction: Instruction) -> Operation:
         raise refuse(instruction, "this form of bfi")
     d, x, y, z, w = operands(instruction, 5)
     a, b, write = (
-        source(instruction, x, kind),
-        source(instruction, y, kind),
+        value(instruction, x, kind),
+        value(instruction, y, kind),
         target(instruction, d, kind),
     )
-    p, n = source(instruction, z, "u32"), source(instruction, w, "u32")
+    p, n = value(instruction, z, "u32"), value(instruction, w, "u32")
     return lambda g: write(g, insert(a(g), b(g), p(g), n(g), kind))
 
 
@@ -230,7 +238,7 @@ def _lop3(instruction: Instruction) -> Operation:
     d, *sources, table = operands(instruction, 5)
     if instruction.modifiers != ("b32",) or table.kind != "int" or not 0 <= table.value < 256:
         raise refuse(instruction, "this form of lop3")
-    a, b, c = (source(instruction, s, "b32") for s in sources)
+    a, b, c = (value(instruction, s, "b32") for s in sources)
     write, number = target(instruction, d, "b32"), int(table.value)
     f = _LOP3.get(number, lambda x, y, z: lop3(x, y, z, number))
     return lambda g: write(g, f(a(g), b(g), c(g)))
@@ -252,7 +260,7 @@ def _permute(instruction: Instruction) -> Operation:
     if instruction.modifiers != ("b32",):
         raise refuse(instruction, "this form of prmt")
     d, x, y, z = operands(instruction, 4)
-    a, b, c = (source(instruction, s, "b32") for s in (x, y, z))
+    a, b, c = (value(instruction, s, "b32") for s in (x, y, z))
     write = target(instruction, d, "b32")
     if z.kind == "int" and not int(z.value) & 0x8888:
         nibbles = [int(z.value) >> 4 * i & 7 for i in range(4)]
@@ -263,6 +271,10 @@ def _permute(instruction: Instruction) -> Operation:
                 byte = sides[nibble >> 2] >> U32(8 * (nibble & 3))
                 byte = (byte & U32(0xFF)) << U32(8 * i)
                 out = byte if out is None else out | byte
+            if g.state.unknown is not None:
+                both = unknown_bytes(g, x) & 15 | (unknown_bytes(g, y) & 15) << 4
+                parts = [(both >> nibble & 1) << i for i, nibble in enumerate(nibbles)]
+                g.state.unknown = np.bitwise_or.reduce(parts).astype(np.uint8)
             return write(g, out)
 
         return chosen
@@ -277,7 +289,7 @@ def _count(f):
         if len(instruction.modifiers) != 1 or kind not in ("b32", "b64", "u32", "u64"):
             raise refuse(instruction, f"this form of {instruction.opcode}")
         d, x = operands(instruction, 2)
-        a = source(instruction, x, kind)
+        a = value(instruction, x, kind)
         write = target(instruction, d, kind if instruction.opcode == "brev" else "u32")
         return lambda g: write(g, f(np.asarray(a(g))))
 
@@ -317,8 +329,8 @@ def _extreme(f):
             raise refuse(instruction, f"this form of {instruction.opcode}")
         d, x, y = operands(instruction, 3)
         a, b, write = (
-            source(instruction, x, kind),
-            source(instruction, y, kind),
+            value(instruction, x, kind),
+            value(instruction, y, kind),
             target(instruction, d, kind),
         )
         if relu:
@@ -334,7 +346,7 @@ def _funnel(instruction: Instruction) -> Operation:
         raise refuse(instruction, "this form of shf")
     side, mode, _ = instruction.modifiers
     d, x, y, z = operands(instruction, 4)
-    a, b, c = (source(instruction, s, "b32") for s in (x, y, z))
+    a, b, c = (value(instruction, s, "b32") for s in (x, y, z))
     write = target(instruction, d, "b32")
 
     def run(g):

@@ -86,7 +86,6 @@ class Device:
         edit: takes a kernel's name and PTX and returns the text to run (mutations).
         multiprocessors: how many the kernels' launch code finds; fewer make persistent programs take more turns.
         late: asynchronous results land when they are waited for; else when they are issued.
-        garbage: the byte that shared memory holds where nothing wrote it; None: reading it is an error.
         lockstep: CTAs that advance together; None: the machine's choice.
         max_instructions: warp-instructions of one launch before it counts as one that does not end.
     """
@@ -98,7 +97,6 @@ class Device:
         edit: Callable[[str, str], str] = lambda name, text: text,
         multiprocessors: int = MULTIPROCESSORS,
         late: bool = True,
-        garbage: int | None = None,
         lockstep: int | None = None,
         max_instructions: int = 1 << 28,
     ) -> None:
@@ -106,9 +104,7 @@ class Device:
         self.launches: list[Launch] = []
         self._driver = triton_driver.Driver(self.launched, multiprocessors)
         self.placing, self._edit = Placing(self.memory, scratch), edit
-        self._options = {
-            "late": late, "garbage": garbage, "lockstep": lockstep, "max_instructions": max_instructions,
-        }  # fmt: skip
+        self._options = {"late": late, "lockstep": lockstep, "max_instructions": max_instructions}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Device:

@@ -77,16 +77,6 @@ class Code:
             for to in control.targets(i)
         }
 
-        written = {
-            o.slot
-            for i in kernel.instructions
-            for first in i.operands[:1]
-            if first.kind != "address"
-            for o in (first, *first.items)
-        }
-        self.undefined = [s for s in range(len(kernel.registers)) if s not in written]
-        """Registers that no instruction writes: LLVM's undefined values, in halves that nobody uses."""
-
     def block(self, start: int) -> _Block:
         found = self._blocks.get(start)
         if found is None:
@@ -138,7 +128,6 @@ def run(
     max_instructions: int | None = None,
     max_seconds: float = math.inf,
     checked: bool = True,
-    garbage: int | None = None,
     code: Code | None = None,
 ) -> Statistics:
     """Executes ``grid`` CTAs of ``kernel``; what it stores is in ``memory`` afterwards.
@@ -152,7 +141,6 @@ def run(
         lockstep: CTAs that are executed side by side; None: about 2048 threads.
         max_instructions, max_seconds: when a launch is taken to hang.
         checked: report reads of registers, shared and global memory that nothing wrote.
-        garbage: the byte that unwritten shared memory holds, for kernels that read some and drop it; None: an error.
         code: what ``Code(program.kernels[kernel])`` made, to decode once for many launches.
 
     Raises:
@@ -177,7 +165,7 @@ def run(
         lockstep = total
     lockstep = lockstep or max(1, 2048 // per_cta)
     runner = _Runner(code or Code(described), memory, address, grid, threads)
-    runner.late, runner.checked, runner.garbage = late, checked, garbage
+    runner.late, runner.checked = late, checked
     runner.shared_bytes = described.static_shared + shared_bytes
     runner.limits = (max_instructions or sys.maxsize, started + max_seconds)
     with np.errstate(all="ignore"):
@@ -229,7 +217,6 @@ class _Runner:
     """One launch: batch after batch of CTAs."""
 
     late = checked = True
-    garbage: int | None = None
     shared_bytes = 0
     limits = (sys.maxsize, math.inf)
 
@@ -245,11 +232,9 @@ class _Runner:
         self._ctas = ctas
         self._state = s = State(len(ctas), warps, registers, checked=self.checked, late=self.late)
         s.memory = self._memory
-        s.shared = Shared(s.ctas, self.shared_bytes, checked=self.checked, garbage=self.garbage)
+        s.shared = Shared(s.ctas, self.shared_bytes, checked=self.checked)
         s.tasks, s.barriers, s.named = Tasks(s), Barriers(s), NamedBarriers(s)
         s.params = np.uint64(self._params)
-        for slot in self._code.undefined:
-            s.group((1 << s.rows) - 1).leave_undefined(slot)
         s.specials = specials(ctas, self._grid, self._threads, self.shared_bytes)
         self._fragments = [_Fragment(0, s.group((1 << s.rows) - 1))]
         spins = 0
@@ -303,11 +288,12 @@ class _Runner:
 
     def _execute(self, pc: int, group: Group) -> None:
         block = self._code.block(pc)
-        operation = -1
-        passed = None
+        operation, passed, state = -1, None, self._state
         try:
             for operation, function in enumerate(block.operations):  # noqa: B007
                 passed = function(group)
+                if state.unknown is not None:
+                    state.unknown = None
                 if passed is not None:
                     break
             else:

@@ -101,10 +101,19 @@ def _mma(instruction: Instruction) -> Operation:
 
     def execute(g: Group) -> None:
         whole_warps(g, "mma.sync")
-        start = np.broadcast_to(fixed, (g.n, LANES, 4)) if c_slots is None else gather(g, c_slots)
+        for slot in (*a_slots, *b_slots, *(c_slots or ())):
+            g.soften(slot)
+        if (unknown := g.state.unknown) is not None:
+            # Not followed by rows and columns: all of the warp's result.
+            g.state.unknown = np.broadcast_to(unknown.max(1, keepdims=True), unknown.shape)
+        start = (
+            np.broadcast_to(fixed, (g.n, LANES, 4))
+            if c_slots is None
+            else gather(g, c_slots, False)
+        )
         result = add_product(
-            layout.a_matrix(gather(g, a_slots), left),
-            layout.b_matrix(gather(g, b_slots), right),
+            layout.a_matrix(gather(g, a_slots, False), left),
+            layout.b_matrix(gather(g, b_slots, False), right),
             layout.result_matrix(start),
             integer,
         )
@@ -160,8 +169,7 @@ def _wgmma(instruction: Instruction) -> Operation:
         b_at = uniform(g, full(g, descriptors(g)), "the descriptor of B")
         a_of = read_a(g)
         pending = _pending(state, target)
-        if adds.any():
-            _check_accumulator(g.subset(adds) if not adds.all() else g, target, pending)
+        doubt = _doubt(g, target, adds, pending)
         issued = g.ids
 
         def effect(rows: Group) -> None:
@@ -175,6 +183,7 @@ def _wgmma(instruction: Instruction) -> Operation:
                     old = np.where(keep[:, None, None], old, U32(0))
             result = add_product(a_of(rows, at) * signs, matrix, old, False)
             registers = layout.result_registers(result)
+            rows.state.unknown = None if doubt is None else doubt[at]
             pending[rows.ids] -= 1
             again = pending[rows.ids] > 0
             for i, slot in enumerate(target):
@@ -227,13 +236,35 @@ def _pending(state: State, target: list[int]) -> np.ndarray:
     return counts[target[0]]
 
 
-def _check_accumulator(group: Group, target: list[int], pending: np.ndarray) -> None:
-    """An accumulator may be one that products before this one are on their way to, else it must be written."""
-    settled = pending[group.ids] == 0
+def _doubt(g: Group, target: list[int], adds: np.ndarray, pending: np.ndarray) -> np.ndarray | None:
+    """Lanes (uint8 [n, 32], 255 or 0) whose rows of the result come from what nothing has written; None: no such.
+
+    Those of A, whose reading has left them in ``state.unknown``, of an accumulator that is added to, and of the
+    products that are on their way to it.
+    """
+    state = g.state
+    before = state.__dict__.setdefault("doubts", {})
+    found = np.zeros((g.n, LANES), np.uint8)
+    if state.unknown is not None:
+        found |= state.unknown
+        state.unknown = None
+    flying = pending[g.ids] != 0
+    settled = adds & ~flying
     if settled.any():
-        group = group.subset(settled)
+        part = g.subset(settled)
         for slot in target:
-            group.check(slot)
+            part.soften(slot)
+        if state.unknown is not None:
+            found[settled] |= state.unknown
+            state.unknown = None
+    if target[0] in before:
+        found |= np.where((adds & flying)[:, None], before[target[0]][g.ids], np.uint8(0))
+    elif not found.any():
+        return None
+    rows = found.reshape(g.n, 8, 4).any(-1)
+    found = np.repeat(np.where(rows, np.uint8(255), np.uint8(0)), 4, axis=1)
+    before.setdefault(target[0], np.zeros((state.rows, LANES), np.uint8))[g.ids] = found
+    return found
 
 
 ReadA = Callable[[Group], Callable[[Group, np.ndarray], np.ndarray]]
@@ -242,8 +273,14 @@ ReadA = Callable[[Group], Callable[[Group, np.ndarray], np.ndarray]]
 def _a_in_registers(registers: list[int], kind: str) -> ReadA:
     def at_issue(g: Group):
         for slot in registers:
-            g.check(slot)
-        return lambda rows, at: layout.a_matrix(gather(rows, registers), kind)
+            g.soften(slot)
+
+        def read(rows: Group, at: np.ndarray) -> np.ndarray:
+            for slot in registers:
+                rows.soften(slot)
+            return layout.a_matrix(gather(rows, registers, checked=False), kind)
+
+        return read
 
     return at_issue
 

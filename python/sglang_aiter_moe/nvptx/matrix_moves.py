@@ -54,15 +54,28 @@ def _ldmatrix(instruction: Instruction) -> Operation:
     def execute(g: Group) -> None:
         whole_warps(g, "ldmatrix")
         try:
-            rows = g.state.shared.load(g.cta[:, None, None], _row_addresses(read(g), count), ROW)
+            rows, unwritten = g.state.shared.look(
+                g.cta[:, None, None], _row_addresses(read(g), count), ROW
+            )
         except Fault as fault:
             raise _lane_of(fault, count) from None
         words = np.ascontiguousarray(rows).view(np.uint32)
         found = layout.ldmatrix_registers(words, transposed)
+        unknown = None if unwritten is None else _unknown(unwritten, transposed)
         for i, slot in enumerate(registers):
+            if unknown is not None:
+                g.state.unknown = unknown[:, :, i]
             g.put(slot, found[:, :, i])
 
     return execute
+
+
+def _unknown(unwritten: np.ndarray, transposed: bool) -> np.ndarray:
+    """Of bytes that nothing has written, bool [n, count, 8, 16]: bytes of the registers, uint8 [n, 32, count]."""
+    words = np.ascontiguousarray(np.where(unwritten, np.uint8(255), np.uint8(0))).view(np.uint32)
+    moved = np.ascontiguousarray(layout.ldmatrix_registers(words, transposed))
+    parts = moved.view(np.uint8).reshape(*moved.shape, 4) != 0
+    return (parts << np.arange(4)).sum(-1).astype(np.uint8)
 
 
 def _stmatrix(instruction: Instruction) -> Operation:

@@ -14,7 +14,20 @@ from sglang_aiter_moe.nvptx.operands import Operand
 from sglang_aiter_moe.nvptx.text import Instruction, Kernel
 
 _PRODUCT, _FENCE = "wgmma.mma_async", "wgmma.fence"
-_NO_RESULT = ("st", "bra", "brx", "bar", "barrier", "fence", "red", "prefetch", "wgmma", "stmatrix", "ret", "exit")
+_NO_RESULT = (
+    "st",
+    "bra",
+    "brx",
+    "bar",
+    "barrier",
+    "fence",
+    "red",
+    "prefetch",
+    "wgmma",
+    "stmatrix",
+    "ret",
+    "exit",
+)
 
 
 def _registers(operand: Operand) -> int:

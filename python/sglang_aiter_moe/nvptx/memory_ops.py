@@ -14,7 +14,16 @@ import numpy as np
 from sglang_aiter_moe.amdgpu.atomics import rounds
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import decode
-from sglang_aiter_moe.nvptx.decode import NUMPY, Operation, full, refuse, source, target
+from sglang_aiter_moe.nvptx.decode import (
+    NUMPY,
+    Operation,
+    full,
+    refuse,
+    source,
+    target,
+    unknown_bytes,
+    value,
+)
 from sglang_aiter_moe.nvptx.state import LANES, Group
 from sglang_aiter_moe.nvptx.text import Instruction
 
@@ -60,25 +69,42 @@ def _ld(instruction: Instruction) -> Operation:
     if space == "param":
         return _ld_param(instruction, where, writes, dtype)
     address = decode.address(instruction, where, space)
-    load = load_shared if space == "shared" else load_global
-    spins = space == "global" and rest & {"acquire", "volatile", "relaxed"}
+    if space == "shared":
+        return _ld_shared(address, writes, dtype)
+    spins = rest & {"acquire", "volatile", "relaxed"}
 
     def run(g: Group):
         at = address(g)
-        raw = load(g, at, nbytes)
+        raw = load_global(g, at, nbytes)
         values = raw.view(dtype)
-        if spins and (again := _same_again(g, instruction.line, at, raw)) is not None:
-            if not again.any():
-                for i, write in enumerate(writes):
-                    write(g, values[..., i])
-                return None
-            fresh = g.narrow(~again)
-            for i, write in enumerate(writes):
-                write(fresh, values[..., i])
-            return ~again
+        passed = None
+        if spins:
+            again = _same_again(g, instruction.line, at, raw)
+            if again.any():
+                passed = ~again
+                g = g.narrow(passed)
         for i, write in enumerate(writes):
             write(g, values[..., i])
-        return None
+        return passed
+
+    return run
+
+
+def _ld_shared(address, writes, dtype: np.dtype) -> Operation:
+    """What nothing has written is unknown in the registers too: compilers load what nobody uses."""
+    size = dtype.itemsize
+    bits = np.uint8(1) << np.arange(size, dtype=np.uint8)
+
+    def run(g: Group) -> None:
+        raw, unwritten = look_shared(g, address(g), size * len(writes))
+        values = raw.view(dtype)
+        for i, write in enumerate(writes):
+            if unwritten is not None:
+                part = unwritten[..., i * size : (i + 1) * size]
+                g.state.unknown = (
+                    np.where(part, bits, 0).sum(-1, dtype=np.uint8) if part.any() else None
+                )
+            write(g, values[..., i])
 
     return run
 
@@ -105,12 +131,12 @@ def _same_again(g: Group, line: int, address: np.ndarray, raw: np.ndarray) -> np
     if seen is None:
         seen = state.seen[line] = np.full((3, state.rows, LANES), -1, np.int64)
         state.reasons[line] = lambda: "it spins on a value in global memory that nobody changes"
-    value = np.zeros((g.n, LANES), np.int64)
+    found = np.zeros((g.n, LANES), np.int64)
     for i in range(min(8, raw.shape[-1])):
-        value |= raw[..., i].astype(np.int64) << (8 * i)
+        found |= raw[..., i].astype(np.int64) << (8 * i)
     old = seen[:, g.rows]
-    again = (old[0] == state.writes) & (old[1] == address) & (old[2] == value) & g.lanes
-    new = np.stack([np.full_like(value, state.writes), address, value])
+    again = (old[0] == state.writes) & (old[1] == address) & (old[2] == found) & g.lanes
+    new = np.stack([np.full_like(found, state.writes), address, found])
     seen[:, g.rows] = np.where(g.lanes, new, old)
     return again
 
@@ -168,17 +194,33 @@ def store_global(g: Group, address: np.ndarray, raw: np.ndarray) -> None:
 
 def load_shared(g: Group, address: np.ndarray, nbytes: int) -> np.ndarray:
     """uint8 [n, 32, nbytes]; lanes that do not act get zeros."""
+    data, unwritten = look_shared(g, address, nbytes)
+    if unwritten is not None:
+        lane = int(np.flatnonzero(unwritten.any(-1))[0])
+        raise decode.fault(
+            f"shared memory at {int(address.reshape(-1)[lane]):#x} is read, which nothing has written",
+            "bytes that were written", lane=lane,
+        )  # fmt: skip
+    return data
+
+
+def look_shared(g: Group, address: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """As ``load_shared``; what is unwritten (bool [n, 32, nbytes], or None) is told and no Fault."""
     cta = g.cta[:, None]
     if g.mask is None:
-        return g.state.shared.load(cta, address, nbytes)
+        return g.state.shared.look(cta, address, nbytes)
     lanes = np.flatnonzero(g.mask)
     cta = np.broadcast_to(cta, address.shape).reshape(-1)[lanes]
     out = np.zeros((g.n * LANES, nbytes), np.uint8)
     try:
-        out[lanes] = g.state.shared.load(cta, address.reshape(-1)[lanes], nbytes)
+        out[lanes], unwritten = g.state.shared.look(cta, address.reshape(-1)[lanes], nbytes)
     except Fault as fault:
         raise moved(fault, lanes) from None
-    return out.reshape(g.n, LANES, nbytes)
+    if unwritten is not None:
+        where = np.zeros((g.n * LANES, nbytes), bool)
+        where[lanes] = unwritten
+        unwritten = where.reshape(g.n, LANES, nbytes)
+    return out.reshape(g.n, LANES, nbytes), unwritten
 
 
 def store_shared(g: Group, address: np.ndarray, raw: np.ndarray, proxy: str = "generic") -> None:
@@ -189,10 +231,9 @@ def store_shared(g: Group, address: np.ndarray, raw: np.ndarray, proxy: str = "g
         return
     lanes = np.flatnonzero(g.mask)
     cta = np.broadcast_to(cta, address.shape).reshape(-1)[lanes]
+    raw = raw.reshape(-1, raw.shape[-1])[lanes]
     try:
-        g.state.shared.store(
-            cta, address.reshape(-1)[lanes], raw.reshape(-1, raw.shape[-1])[lanes], proxy
-        )
+        g.state.shared.store(cta, address.reshape(-1)[lanes], raw, proxy)
     except Fault as fault:
         raise moved(fault, lanes) from None
 
@@ -208,7 +249,9 @@ def _st(instruction: Instruction) -> Operation:
     space, count, kind, rest = _form(instruction)
     hinted = "L2::cache_hint" in rest
     where, x = decode.operands(instruction, 2 + hinted)[:2]
-    reads = [source(instruction, v, kind, wide=True) for v in _vector(instruction, x, count)]
+    items = _vector(instruction, x, count)
+    read_as = value if space == "shared" else source
+    reads = [read_as(instruction, v, kind, wide=True) for v in items]
     if space not in ("global", "shared"):
         raise refuse(instruction, f"a store to {space}")
     address, store = (
@@ -221,7 +264,13 @@ def _st(instruction: Instruction) -> Operation:
         values = np.empty((g.n, LANES, count), dtype)
         for i, read in enumerate(reads):
             values[..., i] = read(g)
-        store(g, address(g), values.view(np.uint8))
+        unknown = g.state.unknown
+        at = address(g)
+        store(g, at, values.view(np.uint8))
+        if unknown is not None:
+            parts = [unknown_bytes(g, v)[..., None] >> np.arange(dtype.itemsize) & 1 for v in items]
+            lost = np.concatenate(parts, -1).astype(bool) & g.lanes[..., None]
+            g.state.shared.forget(np.broadcast_to(g.cta[:, None], at.shape), at, lost)
 
     return run
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_aiter_moe.nvptx.decode import NUMPY, Operation, operands, refuse, source, target
+from sglang_aiter_moe.nvptx.decode import (
+    NUMPY,
+    Operation,
+    operands,
+    refuse,
+    target,
+    unknown_bytes,
+    value,
+)
 from sglang_aiter_moe.nvptx.floats import flush, from_bf16
+from sglang_aiter_moe.nvptx.state import LANES
 from sglang_aiter_moe.nvptx.text import CLASSES, Instruction
 
 _WIDTH = {"b8": 1, "b16": 2, "b32": 4, "b64": 8}
@@ -20,7 +29,7 @@ def _mov(instruction: Instruction) -> Operation:
         return _join(instruction, kind, d, x.items)
     if d.kind == "vector":
         return _part(instruction, kind, d.items, x)
-    read, write = source(instruction, x, kind), target(instruction, d, kind)
+    read, write = value(instruction, x, kind), target(instruction, d, kind)
     return lambda g: write(g, read(g))
 
 
@@ -34,7 +43,7 @@ def _part_kind(instruction: Instruction, kind: str, count: int) -> str:
 def _join(instruction: Instruction, kind: str, d, items) -> Operation:
     """mov.b32 d, {low, high}."""
     part = _part_kind(instruction, kind, len(items))
-    reads = [source(instruction, x, part) for x in items]
+    reads = [value(instruction, x, part) for x in items]
     write, dtype = target(instruction, d, kind), np.dtype(f"u{_WIDTH[CLASSES[kind]]}").type
     width = 8 * _WIDTH[part]
 
@@ -42,6 +51,9 @@ def _join(instruction: Instruction, kind: str, d, items) -> Operation:
         out = dtype(0)
         for i, read in enumerate(reads):
             out = out | (np.asarray(read(g)).astype(dtype) << dtype(i * width))
+        if g.state.unknown is not None:
+            found = [unknown_bytes(g, x) << np.uint8(i * width // 8) for i, x in enumerate(items)]
+            g.state.unknown = np.bitwise_or.reduce(found).astype(np.uint8)
         return write(g, out)
 
     return run
@@ -51,7 +63,7 @@ def _part(instruction: Instruction, kind: str, items, x) -> Operation:
     """mov.b32 {low, high}, x."""
     part = _part_kind(instruction, kind, len(items))
     unsigned = f"b{8 * _WIDTH[CLASSES[kind]]}"
-    read, dtype = source(instruction, x, unsigned), NUMPY[unsigned]
+    read, dtype = value(instruction, x, unsigned), NUMPY[unsigned]
     writes = [target(instruction, d, part) for d in items]
     width = 8 * _WIDTH[part]
 
@@ -59,7 +71,11 @@ def _part(instruction: Instruction, kind: str, items, x) -> Operation:
         value = np.asarray(read(g))
         # All parts are taken before the first is written: a destination may be the source.
         parts = [(value >> dtype(i * width)).astype(NUMPY[part]) for i in range(len(writes))]
-        for write, one in zip(writes, parts, strict=True):
+        unknown = None if g.state.unknown is None else unknown_bytes(g, x)
+        for i, (write, one) in enumerate(zip(writes, parts, strict=True)):
+            if unknown is not None:
+                here = (unknown >> np.uint8(i * width // 8)) & np.uint8((1 << width // 8) - 1)
+                g.state.unknown = here
             write(g, one)
 
     return run
@@ -70,13 +86,28 @@ def _selp(instruction: Instruction) -> Operation:
         raise refuse(instruction, "this form of selp")
     kind = instruction.modifiers[0]
     d, x, y, p = operands(instruction, 4)
-    a, b, c = (
-        source(instruction, x, kind),
-        source(instruction, y, kind),
-        source(instruction, p, "pred"),
-    )
-    write = target(instruction, d, kind)
-    return lambda g: write(g, np.where(c(g), a(g), b(g)))
+    first, second = value(instruction, x, kind), value(instruction, y, kind)
+    choice, write = value(instruction, p, "pred"), target(instruction, d, kind)
+
+    def run(g):
+        state = g.state
+        chosen = choice(g)
+        doubt, state.unknown = state.unknown, None
+        a = first(g)
+        doubt_a, state.unknown = state.unknown, None
+        b = second(g)
+        if doubt is not None or doubt_a is not None or state.unknown is not None:
+            state.unknown = _either(g, chosen, doubt_a, state.unknown, doubt)
+        return write(g, np.where(chosen, a, b))
+
+    return run
+
+
+def _either(g, chosen, first, second, doubt) -> np.ndarray:
+    """Where the side that is chosen is unknown, or the choice itself."""
+    nowhere = np.zeros((g.n, LANES), np.uint8)
+    first, second, doubt = (nowhere if x is None else x for x in (first, second, doubt))
+    return np.where(chosen, first, second) | doubt
 
 
 def _slct(instruction: Instruction) -> Operation:
@@ -85,7 +116,7 @@ def _slct(instruction: Instruction) -> Operation:
     if of not in ("s32", "f32") or len(instruction.modifiers) != 2:
         raise refuse(instruction, "this form of slct")
     d, x, y, z = operands(instruction, 4)
-    a, b, c = source(instruction, x, kind), source(instruction, y, kind), source(instruction, z, of)
+    a, b, c = value(instruction, x, kind), value(instruction, y, kind), value(instruction, z, of)
     write = target(instruction, d, kind)
     return lambda g: write(g, np.where(c(g) >= 0, a(g), b(g)))
 
@@ -121,7 +152,7 @@ def _compared(instruction: Instruction):
     if f is None or len(rest) > 1 or (rest and rest[0] not in _COMBINE):
         raise refuse(instruction, f"this form of {instruction.opcode}")
     _, x, y, *last = instruction.operands
-    a, b = source(instruction, x, kind), source(instruction, y, kind)
+    a, b = value(instruction, x, kind), value(instruction, y, kind)
     if kind == "bf16":
         test = lambda g: f(from_bf16(a(g)), from_bf16(b(g)))  # noqa: E731
     elif ftz and kind == "f32":
@@ -132,7 +163,7 @@ def _compared(instruction: Instruction):
         raise refuse(instruction, f"this form of {instruction.opcode}")
     if not rest:
         return test, None, None
-    return test, _COMBINE[rest[0]], source(instruction, last[0], "pred")
+    return test, _COMBINE[rest[0]], value(instruction, last[0], "pred")
 
 
 def _setp(instruction: Instruction) -> Operation:
@@ -163,7 +194,7 @@ def _cvta(instruction: Instruction) -> Operation:
     if space not in ("param", "global") or kind != "u64":
         raise refuse(instruction, f"generic addresses of {space}")
     d, x = operands(instruction, 2)
-    read, write = source(instruction, x, "u64"), target(instruction, d, "u64")
+    read, write = value(instruction, x, "u64"), target(instruction, d, "u64")
     return lambda g: write(g, read(g))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_aiter_moe.nvptx.decode import Operation, operands, refuse, source, target
+from sglang_aiter_moe.nvptx.decode import Operation, operands, refuse, target, value
 from sglang_aiter_moe.nvptx.floats import from_bf16, maximum, minimum, to_bf16
 from sglang_aiter_moe.nvptx.text import Instruction
 
@@ -48,7 +48,7 @@ def _build(f, arity: int):
         if kind not in TYPES or set(given) - {"rn", "NaN"}:
             raise refuse(instruction, f"this form of {instruction.opcode}")
         d, *sources = operands(instruction, arity + 1)
-        reads = [source(instruction, s, kind) for s in sources]
+        reads = [value(instruction, s, kind) for s in sources]
         write, propagate = target(instruction, d, kind), "NaN" in given
 
         def run(g):
@@ -66,7 +66,7 @@ def _signs(clear: bool):
         if instruction.modifiers not in (("f16x2",), ("bf16x2",)):
             raise refuse(instruction, f"this form of {instruction.opcode}")
         d, x = operands(instruction, 2)
-        a, write = source(instruction, x, "b32"), target(instruction, d, "b32")
+        a, write = value(instruction, x, "b32"), target(instruction, d, "b32")
         if clear:
             return lambda g: write(g, a(g) & U32(0x7FFF7FFF))
         return lambda g: write(g, a(g) ^ U32(0x80008000))

@@ -16,17 +16,12 @@ _UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Shared:
-    """``size`` bytes for each of ``ctas`` CTAs.
+    """``size`` bytes for each of ``ctas`` CTAs."""
 
-    ``garbage``: None: reading a byte that nothing wrote is a Fault; else such bytes hold this one, and may be read.
-    """
-
-    def __init__(self, ctas: int, size: int, *, checked: bool, garbage: int | None = None) -> None:
+    def __init__(self, ctas: int, size: int, *, checked: bool) -> None:
         self.ctas, self.size, self.checked = ctas, size, checked
         self.stride = -(-size // 16) * 16
-        self._garbage = garbage is not None
-        fill = 0xA5 if garbage is None else garbage
-        self.data = np.full(ctas * self.stride, fill, np.uint8)
+        self.data = np.full(ctas * self.stride, 0xA5, np.uint8)
         self.kind = np.zeros(ctas * self.stride, np.uint8)
 
     def load(self, cta, address, nbytes: int, proxy: str = "generic") -> np.ndarray:
@@ -36,15 +31,28 @@ class Shared:
             Fault: bytes outside the window, unwritten, in flight, or not fenced for the async proxy; ``lane`` is the
                 position in ``address``.
         """
+        data, unwritten = self.look(cta, address, nbytes, proxy)
+        if unwritten is not None:
+            lane, byte = (int(x[0]) for x in np.nonzero(unwritten.reshape(-1, nbytes)))
+            raise _fault(address, lane, byte, "which nothing has written")
+        return data
+
+    def look(
+        self, cta, address, nbytes: int, proxy: str = "generic"
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """As ``load``, but unwritten bytes are told (bool [..., nbytes], or None) and no Fault."""
         at, unit = self._units(cta, address, nbytes)
+        shape = (*np.shape(address), nbytes)
+        unwritten = None
         if self.checked:
             kind = self.kind.view(_UNITS[unit])
             found = kind[at]
             bad = found != self._pattern(_WRITTEN, unit)
             if bad.any():
-                self._examine(found, proxy, address, nbytes, unit)
+                unwritten = self._examine(found, proxy, address, nbytes)
         data = self.data.view(_UNITS[unit])[at]
-        return np.ascontiguousarray(data).view(np.uint8).reshape(*np.shape(address), nbytes)
+        data = np.ascontiguousarray(data).view(np.uint8).reshape(shape)
+        return data, None if unwritten is None else unwritten.reshape(shape)
 
     def store(self, cta, address, data: np.ndarray, proxy: str = "generic") -> None:
         """Writes uint8 ``data`` [..., nbytes]; of equal addresses the last one stays."""
@@ -59,6 +67,12 @@ class Shared:
         """Marks bytes as on their way."""
         at, unit = self._units(cta, address, nbytes)
         self.kind.view(_UNITS[unit])[at] = self._pattern(_FLYING, unit)
+
+    def forget(self, cta, address, unknown: np.ndarray) -> None:
+        """Marks bytes (bool [..., nbytes]) as unwritten: what was stored there is unknown."""
+        at = np.asarray(address).astype(np.int64) - BASE + np.asarray(cta) * self.stride
+        at = at[..., None] + np.arange(unknown.shape[-1])
+        self.kind[at[unknown]] = 0
 
     def fence(self, ctas: np.ndarray) -> None:
         """``fence.proxy.async`` by a thread of each of these CTAs: what was written is seen by the async proxy.
@@ -99,29 +113,36 @@ class Shared:
             lane=int(lane),
         )
 
-    def _examine(self, found, proxy: str, address, nbytes: int, unit: int) -> None:
-        """Raises for the first byte that may not be read through ``proxy``."""
+    @staticmethod
+    def _examine(found, proxy: str, address, nbytes: int) -> np.ndarray | None:
+        """Which bytes are unwritten, bool [positions, nbytes], or None; a Fault for others that may not be read."""
         kinds = np.ascontiguousarray(found).view(np.uint8).reshape(-1, nbytes)
-        good = kinds == _WRITTEN
-        if proxy == "generic":
-            good |= kinds == _WRITTEN | _UNFENCED
-        if self._garbage:
-            good |= kinds == 0
-        if good.all():
-            return
-        lane, byte = (int(x[0]) for x in np.nonzero(~good))
-        kind = int(kinds[lane, byte])
-        at = int(np.asarray(address).reshape(-1)[lane]) + byte
-        what = "which nothing has written"
-        if kind & _FLYING:
-            what = "whose data is still in flight: it is read before the wait for the copy"
-        elif kind & _UNFENCED:
-            what = (
-                "which a store wrote and no fence.proxy.async has made visible to the async proxy"
-            )
-        raise Fault(
-            f"byte {at - BASE} of shared memory is read, {what}",
-            allowed="bytes that were written, waited for and, for wgmma and bulk copies, fenced",
-            fix="check the wait, its group count or parity, and the fence before this instruction",
-            lane=lane,
-        )
+        for mark, what in _FORBIDDEN[proxy]:
+            if (kinds & mark).any():
+                lane, byte = (int(x[0]) for x in np.nonzero(kinds & mark))
+                raise _fault(address, lane, byte, what)
+        unwritten = kinds == 0
+        return unwritten if unwritten.any() else None
+
+
+_IN_FLIGHT = _FLYING, "whose data is still in flight: it is read before the wait for the copy"
+_FORBIDDEN = {
+    "generic": (_IN_FLIGHT,),
+    "async": (
+        _IN_FLIGHT,
+        (
+            _UNFENCED,
+            "which a store wrote and no fence.proxy.async has made visible to the async proxy",
+        ),
+    ),
+}
+
+
+def _fault(address, lane: int, byte: int, what: str) -> Fault:
+    at = int(np.asarray(address).reshape(-1)[lane]) + byte
+    return Fault(
+        f"byte {at - BASE} of shared memory is read, {what}",
+        allowed="bytes that were written, waited for and, for wgmma and bulk copies, fenced",
+        fix="check the wait, its group count or parity, and the fence before this instruction",
+        lane=lane,
+    )

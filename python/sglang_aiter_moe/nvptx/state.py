@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sglang_aiter_moe.nvptx.shared import Shared
 
 LANES = 32
+ALL_BYTES = 255
 DTYPES = {"pred": np.bool_, "b8": np.uint8, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
 POISON = {
     "pred": True, "b8": 0xA5, "b16": 0xA5A5, "b32": 0xA5A5A5A5, "b64": 0xA5A5A5A5_A5A5A5A5,
@@ -35,6 +36,8 @@ class State:
         late: an asynchronous effect lands when its wait completes; else when it is issued.
         events: grows with everything that can end a wait; ``writes`` with what is stored to global memory.
         params: address of the parameters; ``specials``: special registers by name.
+        unknown: bytes of the current instruction's result (bit i for byte i, uint8 [n, 32]) that come from what nothing
+            has written, or None.
         seen: what a load that may be a spin has read before (``memory_ops``).
         reasons: line -> what a warp that stands there waits for, for the report of a deadlock.
     """
@@ -59,6 +62,7 @@ class State:
         self.params = np.uint64(0)
         self.specials: dict[str, np.ndarray] = {}
         self.clock = 0
+        self.unknown: np.ndarray | None = None
         self.seen: dict[tuple, np.ndarray] = {}
         self.reasons: dict[int, Callable[[], str]] = {}
         self._groups: dict[int, Group] = {}
@@ -174,63 +178,90 @@ class Group:
                 lane=0,
             )
         array = state.values[slot]
-        if self.mask is None:
+        if state.unknown is not None:
+            self._put_unknown(slot)
+        elif self.mask is None:
             array[self.rows] = value
             state.known[slot] |= self.bits
             return
         rows = self.rows
         if type(rows) is slice:
-            np.copyto(array[rows], value, where=self.mask)
+            np.copyto(array[rows], value, where=self.lanes)
         else:
-            array[rows] = np.where(self.mask, value, array[rows])
-        if state.known[slot] & self.bits != self.bits:
-            partial = state.partial.get(slot)
-            if partial is None:
-                partial = state.partial[slot] = np.zeros((state.rows, LANES), bool)
-            partial[rows] |= self.mask
-            whole = partial[rows].all(1)
+            array[rows] = np.where(self.lanes, value, array[rows])
+        if state.unknown is None and state.known[slot] & self.bits != self.bits:
+            partial = self._partial(slot)
+            here = partial[rows]
+            here[self.lanes] = 0
+            partial[rows] = here
+            whole = ~here.any(1)
             if whole.any():
                 state.known[slot] |= bits_of(self.ids[whole])
 
-    def check(self, slot: int) -> None:
-        """Raises a Fault unless every lane that acts has been written."""
+    def _partial(self, slot: int) -> np.ndarray:
+        partial = self.state.partial.get(slot)
+        if partial is None:
+            shape = self.state.rows, LANES
+            partial = self.state.partial[slot] = np.full(shape, ALL_BYTES, np.uint8)
+        return partial
+
+    def _put_unknown(self, slot: int) -> None:
+        """Notes that the lanes whose sources were unknown get an unknown result."""
         state = self.state
-        missing = self.bits & ~state.known[slot]
-        if not missing or not state.checked:
+        before = self.unknown_bytes(slot)
+        after = np.where(self.lanes, state.unknown, before)
+        self._partial(slot)[self.rows] = after
+        whole = bits_of(self.ids[~after.any(1)])
+        state.known[slot] = state.known[slot] & ~self.bits | whole
+
+    def unknown_bytes(self, slot: int) -> np.ndarray:
+        """uint8 [n, 32]: which bytes of a register nothing has written, bit i for byte i."""
+        state = self.state
+        found = self._partial(slot)[self.rows].copy()
+        known = state.known[slot] & self.bits
+        if known:
+            found[[bool(known >> int(row) & 1) for row in self.ids]] = 0
+        return found
+
+    def soften(self, slot: int, bytes_read: int = ALL_BYTES) -> None:
+        """As ``check``, but lanes that nothing has written make what the instruction writes unknown."""
+        bad, flying = self._missing(slot, bytes_read)
+        if flying:
+            self.check(slot)
+        if bad is not None:
+            state = self.state
+            bad = np.where(bad, np.uint8(ALL_BYTES), np.uint8(0))
+            state.unknown = bad if state.unknown is None else state.unknown | bad
+
+    def check(self, slot: int, bytes_read: int = ALL_BYTES) -> None:
+        """Raises a Fault unless every lane that acts has been written."""
+        bad, flying = self._missing(slot, bytes_read)
+        if bad is None:
             return
-        name = state.registers[slot][0]
-        bad = np.zeros((self.n, LANES), bool)
-        bad[[i for i, row in enumerate(self.ids) if missing >> int(row) & 1]] = True
-        flying = state.flying.get(slot, 0) & missing
-        if not flying and slot in state.partial:
-            bad &= ~state.partial[slot][self.rows]
-        bad &= self.lanes
-        if not bad.any():
-            return
+        name = self.state.registers[slot][0]
         raise Fault(
             f"{name} is read while a result for it is in flight"
             if flying
-            else f"{name} is read, and nothing has written it",
+            else f"{name} is read, and nothing has written it, or it was computed from what nothing has written",
             allowed="registers that the kernel wrote, and whose asynchronous results were waited for",
             fix="check the wait, the predicate or the branch before it",
             lane=int(np.flatnonzero(bad)[0]),
         )
 
-    def leave_undefined(self, slot: int) -> None:
-        """Lanes that act and that nothing has written hold ``POISON`` and count as written; none in flight do."""
+    def _missing(self, slot: int, bytes_read: int) -> tuple[np.ndarray | None, int]:
+        """(lanes that act and lack a byte, or None; rows for which a result is in flight)."""
         state = self.state
-        missing = self.bits & ~state.known[slot] & ~state.flying.get(slot, 0)
-        if not missing:
-            return
-        unknown = (
-            np.array([missing >> row & 1 for row in self.ids.tolist()], bool)[:, None] & self.lanes
-        )
-        if slot in state.partial:
-            unknown &= ~state.partial[slot][self.rows]
-        if unknown.any():
-            array = state.values[slot]
-            poison = array.dtype.type(POISON[state.registers[slot][1]])
-            Group(state, self.bits, unknown).put(slot, np.full((self.n, LANES), poison))
+        missing = self.bits & ~state.known[slot]
+        if not missing or not state.checked:
+            return None, 0
+        flying = state.flying.get(slot, 0) & missing
+        if flying:
+            bad = np.zeros((self.n, LANES), bool)
+            bad[[bool(flying >> int(row) & 1) for row in self.ids]] = True
+        else:
+            bad = self.unknown_bytes(slot) & np.uint8(bytes_read) != 0
+        bad &= self.lanes
+        return (bad if bad.any() else None), flying
 
     def fly(self, slot: int) -> None:
         """A result is on its way to this register: reading or writing it is a Fault until ``land``."""

@@ -66,9 +66,6 @@ MODES = {
     "mx_prefill-4-warps": ("A8W4", "A4W4"),
 }
 """Modes of a form; of others A16W4."""
-GARBAGE = 0xA5
-"""What unwritten shared memory holds for the forms that read some and drop what comes of it: the one-launch form
-multiplies slots of units that a program does not have, fp8 prefill loads a step ahead, past the last."""
 SHAPES = [
     Case("small", tokens=5, twice=True),
     Case("k3-like", hidden=512, inter=128, experts=9, topk=4, tokens=23, twice=True),
@@ -120,8 +117,6 @@ def execute(form: str, case: Case, seed: int, **options) -> dict:
     from sglang_aiter_moe.nvptx.layer import run_layer
 
     launches = []
-    if form.startswith(("whole", "mx_")):
-        options.setdefault("garbage", GARBAGE)
 
     def runner(request, *operands):
         done = run_layer(request, *operands, form=FORMS[form], keep_state=bool(launches), **options)

@@ -70,3 +70,4 @@ class Piece:
         with np.errstate(all="ignore"):
             for number in numbers or range(len(self.operations)):
                 self.operations[number](group or self.everyone)
+                self.state.unknown = None

@@ -19,7 +19,7 @@ _CLASSES = {"b": "pred", 1: "b16", 2: "b16", 4: "b32", 8: "b64"}
 
 
 def module(body: str, params: int = 1, *, threads: int = 32, shared: str = "") -> str:
-    """A module with kernel ``k``: its parameters are p0, p1, ... (64 bits), its registers %r, %rd, %rs, %f, %p of 64."""
+    """A module with kernel ``k``: parameters p0, p1, ... of 64 bits, 64 registers each of %r, %rd, %rs, %f, %p."""
     listed = ", ".join(f".param .u64 p{i}" for i in range(params))
     return f""".version 8.7
 .target sm_90a
@@ -78,25 +78,25 @@ def run_lines(
 
     declared = []
     for name, values in inputs.items():
-        kind = _CLASSES["b" if values.dtype == bool else values.itemsize]
+        kind = _CLASSES["b" if values.dtype.kind == "b" else values.itemsize]
         declared.append(f"    .reg .{kind} %{name};")
         params.append(
-            memory.place(values.astype(np.uint8) if values.dtype == bool else values, name)
+            memory.place(values.astype(np.uint8) if values.dtype.kind == "b" else values, name)
         )
         address(values.itemsize)
-        if values.dtype == bool:
+        if values.dtype.kind == "b":
             body.append(f"    ld.global.u8 %r1, [%rd0]; setp.ne.u32 %{name}, %r1, 0;")
         else:
             body.append(f"    ld.global.b{8 * values.itemsize} %{name}, [%rd0];")
     body.append(lines)
     for name, dtype in outputs.items():
         dtype = np.dtype(dtype)
-        kind = _CLASSES["b" if dtype == bool else dtype.itemsize]
+        kind = _CLASSES["b" if dtype.kind == "b" else dtype.itemsize]
         if name not in inputs:
             declared.append(f"    .reg .{kind} %{name};")
         params.append(memory.reserve(threads * dtype.itemsize, name))
         address(dtype.itemsize)
-        if dtype == bool:
+        if dtype.kind == "b":
             body.append(f"    selp.u32 %r1, 1, 0, %{name}; st.global.u8 [%rd0], %r1;")
         else:
             body.append(f"    st.global.b{8 * dtype.itemsize} [%rd0], %{name};")
