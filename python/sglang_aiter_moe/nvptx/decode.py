@@ -84,6 +84,8 @@ def source(
         return lambda g: address
     if operand.kind == "param":
         offset = np.uint64(operand.value)
+        if np.dtype(dtype).itemsize == 4:  # an address in the parameters' own space
+            return lambda g: np.uint32(offset).view(dtype)
         return lambda g: g.state.params + offset
     if operand.kind == "special":
         return _special(instruction, operand, dtype)

@@ -189,13 +189,24 @@ def _setp(instruction: Instruction) -> Operation:
 
 
 def _cvta(instruction: Instruction) -> Operation:
-    """Generic addresses of global memory and of parameters are the addresses themselves."""
+    """Generic addresses of global memory are the addresses themselves.
+
+    So are those of parameters, where ``mov`` gave them in 64 bits; in 32 it gave the offset among the parameters.
+    """
     space, kind = instruction.modifiers[-2:]
     if space not in ("param", "global") or kind != "u64":
         raise refuse(instruction, f"generic addresses of {space}")
     d, x = operands(instruction, 2)
     read, write = value(instruction, x, "u64"), target(instruction, d, "u64")
-    return lambda g: write(g, read(g))
+    if space == "global":
+        return lambda g: write(g, read(g))
+    near = np.uint64(1 << 32)
+
+    def generic(g) -> None:
+        at = read(g)
+        write(g, np.where(at < near, g.state.params + at, at))
+
+    return generic
 
 
 TABLE = {"mov": _mov, "selp": _selp, "slct": _slct, "setp": _setp, "cvta": _cvta}
