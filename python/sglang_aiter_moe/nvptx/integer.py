@@ -152,29 +152,19 @@ def _shift(instruction: Instruction) -> Operation:
 
 def extract(a, position, length, kind: str):
     """bfe: ``length`` bits from ``position`` on; what lies beyond is zeros, or copies of the field's sign."""
-    bits = 64 if kind.endswith("64") else 32
-    unsigned = np.dtype(f"u{bits // 8}").type
-    signed = np.dtype(f"i{bits // 8}").type
-    position, length = np.asarray(position) & U32(255), np.asarray(length) & U32(255)
-    p, n = position.astype(unsigned), length.astype(unsigned)
-    value = np.asarray(a).view(unsigned)
-    top = unsigned(bits - 1)
-    moved = np.where(p > top, unsigned(0), value >> np.minimum(p, top))
-    mask = np.where(n > top, ~unsigned(0), (unsigned(1) << np.minimum(n, top)) - unsigned(1))
-    out = moved & mask
-    if kind[0] == "s":
-        last = np.minimum(p + n - unsigned(1), top)  # the field's sign, or the value's
-        sign = (value >> last) & unsigned(1) & (n != 0)
-        here = np.minimum(top - p, n) if bits else n
-        fill = np.where(
-            p > top, ~unsigned(0), ~((unsigned(1) << np.minimum(here, top)) - unsigned(1))
-        )
-        fill = np.where(
-            n > top, np.where(p == 0, unsigned(0), ~(~unsigned(0) >> np.minimum(p, top))), fill
-        )
-        out = np.where(sign != 0, out | fill, out)
-        return out.astype(unsigned).view(signed)
-    return out
+    dtype = NUMPY[kind]
+    bits = 8 * np.dtype(dtype).itemsize
+    p = (np.asarray(position) & U32(255)).astype(np.int64)
+    n = (np.asarray(length) & U32(255)).astype(np.int64)
+    top = bits - 1
+    # A field that reaches the top is a shift to the right; another one is moved up first.
+    cut = np.asarray(a) >> np.minimum(p, top).astype(dtype)
+    if kind[0] == "u":
+        cut = np.where(p > top, dtype(0), cut)
+    up = np.clip(bits - p - n, 0, top).astype(dtype)
+    down = np.clip(bits - n, 0, top).astype(dtype)
+    inner = (np.asarray(a) << up) >> down
+    return np.where(n == 0, dtype(0), np.where(p + n > top, cut, inner))
 
 
 def _extract(instruction: Instruction) -> Operation:
