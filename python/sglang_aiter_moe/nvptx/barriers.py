@@ -9,11 +9,10 @@ import numpy as np
 
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import decode
+from sglang_aiter_moe.nvptx.convergence import here, together
 from sglang_aiter_moe.nvptx.decode import Operation, full, refuse, source
 from sglang_aiter_moe.nvptx.state import LANES, Group
 from sglang_aiter_moe.nvptx.text import Instruction
-
-_BIT = np.uint32(1) << np.arange(LANES, dtype=np.uint32)
 
 
 def _named(aligned: bool, wait: bool = True):
@@ -26,21 +25,31 @@ def _named(aligned: bool, wait: bool = True):
             raise refuse(instruction, f"this form of {instruction.opcode}")
         number = source(instruction, found[0], "u32")
         count = source(instruction, found[1], "u32") if len(found) == 2 else None
-        line = instruction.line
+        place = instruction.place
 
         def run(g: Group):
             state = g.state
             if whole and g.mask is not None:
-                lane = int(np.flatnonzero(~g.mask)[0])
-                raise decode.fault(
-                    "a part of a warp is at an aligned barrier", "whole warps", lane=lane
-                )
+                ready = here(g, state.live[g.rows])
+                if not ready.all():
+                    state.reasons[place] = lambda: "a part of a warp, at an aligned barrier"
+                    return _meet(g, ready)
+            return _meet(g, None)
+
+        def _meet(g: Group, ready: np.ndarray | None):
+            state = g.state
+            if ready is not None:
+                passed = np.zeros((g.n, LANES), bool)
+                if ready.any():
+                    part = _meet(g.subset(ready), None)
+                    passed[ready] = True if part is None else part
+                return passed
             threads = count(g) if count else np.int64(state.warps * LANES)
             passed = state.named.meet(
                 g, number(g).astype(np.int64), np.asarray(threads).astype(np.int64), wait
             )
             if passed is not None:
-                state.reasons[line] = state.named.describe
+                state.reasons[place] = state.named.describe
             return passed
 
         return run
@@ -53,17 +62,7 @@ def _warp(instruction: Instruction) -> Operation:
     (m,) = decode.operands(instruction, 1)
     mask = source(instruction, m, "b32")
 
-    def run(g: Group):
-        if g.mask is None:
-            return None
-        named = (full(g, mask(g)) & _BIT) != 0
-        # Every acting lane of a warp names the same lanes.
-        first = g.lanes.argmax(1)
-        named = (full(g, mask(g))[np.arange(g.n), first][:, None] & _BIT) != 0
-        here = (g.lanes | ~named).all(1)
-        return None if here.all() else here
-
-    return run
+    return together(instruction.place, mask, lambda g: None)
 
 
 def _mbarrier_address(instruction: Instruction, operand):
@@ -160,14 +159,14 @@ def _try_wait(instruction: Instruction) -> Operation:
     d, where, p = instruction.operands[:3]
     write, address = decode.target(instruction, d, "pred"), _mbarrier_address(instruction, where)
     parity = source(instruction, p, "u32")
-    line = instruction.line
+    place = instruction.place
 
     def run(g: Group):
         state, at, wanted = g.state, address(g), full(g, parity(g))
         done = np.zeros((g.n, LANES), bool)
         told: dict[tuple, bool] = {}
-        for cta, place, row, lane in _each(g, at):
-            key = cta, place, int(wanted[row, lane])
+        for cta, bar, row, lane in _each(g, at):
+            key = cta, bar, int(wanted[row, lane])
             if key not in told:
                 if key[2] > 1:
                     raise Fault(
@@ -182,7 +181,7 @@ def _try_wait(instruction: Instruction) -> Operation:
             write(g, np.bool_(True))
             return None
         waiting = [key for key, passed in told.items() if not passed]
-        state.reasons[line] = lambda: "; ".join(
+        state.reasons[place] = lambda: "; ".join(
             f"parity {p} of the mbarrier at {at:#x} of CTA {cta} of the batch: {state.barriers.at(cta, at)}"
             for cta, at, p in waiting[:4]
         )

@@ -10,33 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_aiter_moe.amdgpu.errors import Fault
+from sglang_aiter_moe.nvptx.convergence import together
 from sglang_aiter_moe.nvptx.decode import Operation, full, operands, refuse, source, target, value
-from sglang_aiter_moe.nvptx.state import LANES, Group
+from sglang_aiter_moe.nvptx.state import LANES
 from sglang_aiter_moe.nvptx.text import Instruction
 
 U32 = np.uint32
 _LANE = np.arange(LANES, dtype=np.int64)
 _BIT = U32(1) << np.arange(LANES, dtype=U32)
-
-
-def members(g: Group, mask) -> np.ndarray:
-    """bool [n, 32]: the lanes of the membership mask, once they are all here."""
-    if g.mask is None and np.ndim(mask) == 0 and int(mask) == 0xFFFFFFFF:
-        return g.lanes
-    lanes = g.lanes
-    mask = full(g, mask)
-    first = lanes.argmax(1)
-    named = (mask[np.arange(g.n), first][:, None] & _BIT) != 0
-    named[~lanes.any(1)] = False
-    missing = named & ~lanes
-    if missing.any():
-        raise Fault(
-            "lanes that the membership mask names are not at this instruction",
-            allowed="all named lanes together, on one path",
-            fix="check the branch before it",
-            lane=int(np.flatnonzero(missing)[0]),
-        )
-    return lanes
 
 
 def _shfl(instruction: Instruction) -> Operation:
@@ -55,7 +36,7 @@ def _shfl(instruction: Instruction) -> Operation:
         raise refuse(instruction, "this form of shfl")
 
     def run(g):
-        lanes = members(g, mask(g))
+        lanes = g.lanes
         given = full(g, a(g))
         by = full(g, b(g)).astype(np.int64) & 31
         control = full(g, c(g)).astype(np.int64)
@@ -86,11 +67,13 @@ def _shfl(instruction: Instruction) -> Operation:
         if p is not None:
             p(g, inside)
 
-    return run
+    return together(instruction.place, mask, run)
 
 
-_REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-               "xor": np.bitwise_xor}  # fmt: skip
+_REDUCTIONS = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}  # fmt: skip
 
 
 def _redux(instruction: Instruction) -> Operation:
@@ -108,7 +91,7 @@ def _redux(instruction: Instruction) -> Operation:
     f = _REDUCTIONS[name]
 
     def run(g):
-        lanes, value = members(g, mask(g)), full(g, a(g))
+        lanes, value = g.lanes, full(g, a(g))
         if g.mask is None:
             return write(
                 g, np.broadcast_to(f.reduce(value, 1, dtype=value.dtype)[:, None], value.shape)
@@ -118,7 +101,7 @@ def _redux(instruction: Instruction) -> Operation:
             out[i] = f.reduce(value[i][lanes[i]], dtype=value.dtype)
         return write(g, out)
 
-    return run
+    return together(instruction.place, mask, run)
 
 
 def _ballot(lanes: np.ndarray) -> np.ndarray:
@@ -138,14 +121,14 @@ def _vote(instruction: Instruction) -> Operation:
     )
 
     def run(g):
-        lanes, value = members(g, mask(g)), full(g, a(g))
+        lanes, value = g.lanes, full(g, a(g))
         if mode == "ballot":
             return write(g, np.broadcast_to(_ballot(value & lanes), value.shape))
         some, every = (value & lanes).any(1), (value | ~lanes).all(1)
         out = {"any": some, "all": every, "uni": ~some | every}[mode]
         return write(g, np.broadcast_to(out[:, None], value.shape))
 
-    return run
+    return together(instruction.place, mask, run)
 
 
 def _elect(instruction: Instruction) -> Operation:
@@ -160,12 +143,12 @@ def _elect(instruction: Instruction) -> Operation:
     mask = source(instruction, m, "b32")
 
     def run(g):
-        lanes = members(g, mask(g))
+        lanes = g.lanes
         first = lanes.argmax(1)[:, None]
         number(g, np.broadcast_to(first.astype(U32), lanes.shape))
         elected(g, first == _LANE)
 
-    return run
+    return together(instruction.place, mask, run)
 
 
 def _activemask(instruction: Instruction) -> Operation:

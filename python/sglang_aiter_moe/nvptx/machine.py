@@ -304,7 +304,12 @@ class _Runner:
                 operation = len(block.operations)
                 for to, lanes in block.leave(group):
                     part = group if lanes is None else self._part(group, lanes)
-                    if to != control.ENDED and part is not None:
+                    if part is None:
+                        continue
+                    if to == control.ENDED:
+                        state.live[part.rows] &= ~part.lanes
+                        state.event()
+                    else:
                         self._fragments.append(_Fragment(to, part))
                 return
         except Fault as fault:
@@ -379,7 +384,7 @@ class _Runner:
                 places.setdefault(cta, []).append(warp)
             who = "; ".join(f"warps {w} of CTA {c}" for c, w in list(places.items())[:4])
             more = f" and {len(places) - 4} CTAs more" if len(places) > 4 else ""
-            reason = self._state.reasons.get(instruction.line)
+            reason = self._state.reasons.get(instruction.place)
             told.append(
                 f"{who}{more} at {_where(instruction)}" + (f": {reason()}" if reason else "")
             )

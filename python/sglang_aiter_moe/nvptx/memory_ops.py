@@ -79,7 +79,7 @@ def _ld(instruction: Instruction) -> Operation:
         values = raw.view(dtype)
         passed = None
         if spins:
-            again = _same_again(g, instruction.line, at, raw)
+            again = _same_again(g, instruction.place, at, raw)
             if again.any():
                 passed = ~again
                 g = g.narrow(passed)
@@ -124,13 +124,13 @@ def _ld_param(instruction: Instruction, where, writes, dtype) -> Operation:
     return run
 
 
-def _same_again(g: Group, line: int, address: np.ndarray, raw: np.ndarray) -> np.ndarray:
+def _same_again(g: Group, place: tuple, address: np.ndarray, raw: np.ndarray) -> np.ndarray:
     """bool [n, 32]: lanes that read here what they read before, and nothing was stored since."""
     state = g.state
-    seen = state.seen.get(line)
+    seen = state.seen.get(place)
     if seen is None:
-        seen = state.seen[line] = np.full((3, state.rows, LANES), -1, np.int64)
-        state.reasons[line] = lambda: "it spins on a value in global memory that nobody changes"
+        seen = state.seen[place] = np.full((3, state.rows, LANES), -1, np.int64)
+        state.reasons[place] = lambda: "it spins on a value in global memory that nobody changes"
     found = np.zeros((g.n, LANES), np.int64)
     for i in range(min(8, raw.shape[-1])):
         found |= raw[..., i].astype(np.int64) << (8 * i)

@@ -54,7 +54,7 @@ class NamedBarriers:
             here = new & (key == k)
             threads = np.unique(count[here])
             if threads.size > 1 or (self._arrived[k] and self._expected[k] != threads[0]):
-                counts = sorted({*threads.tolist(), int(self._expected[k])})
+                counts = sorted({*threads.tolist(), int(self._expected[k])} - {0})
                 raise _fault(
                     f"{k % BARRIERS} is used with {counts} threads", int(np.flatnonzero(here)[0])
                 )

@@ -36,10 +36,11 @@ class State:
         late: an asynchronous effect lands when its wait completes; else when it is issued.
         events: grows with everything that can end a wait; ``writes`` with what is stored to global memory.
         params: address of the parameters; ``specials``: special registers by name.
+        live: bool [rows, 32], lanes that have not ended.
         unknown: bytes of the current instruction's result (bit i for byte i, uint8 [n, 32]) that come from what nothing
             has written, or None.
         seen: what a load that may be a spin has read before (``memory_ops``).
-        reasons: line -> what a warp that stands there waits for, for the report of a deadlock.
+        reasons: an instruction's ``place`` -> what a warp that stands there waits for, for the report of a deadlock.
     """
 
     shared: Shared
@@ -63,8 +64,9 @@ class State:
         self.specials: dict[str, np.ndarray] = {}
         self.clock = 0
         self.unknown: np.ndarray | None = None
+        self.live = np.ones((self.rows, LANES), bool)
         self.seen: dict[tuple, np.ndarray] = {}
-        self.reasons: dict[int, Callable[[], str]] = {}
+        self.reasons: dict[tuple, Callable[[], str]] = {}
         self._groups: dict[int, Group] = {}
 
     def _arrays(self) -> list[np.ndarray]:

@@ -42,6 +42,11 @@ class Instruction:
     opcode: str = ""
     modifiers: tuple[str, ...] = ()
 
+    @property
+    def place(self) -> tuple[int, str]:
+        """What tells it from others: several may stand in one line."""
+        return self.line, self.text
+
 
 @dataclass(frozen=True)
 class Param:

@@ -152,8 +152,23 @@ def test_integers(of, to):
 )
 @pytest.mark.parametrize("to", ["s32", "u32"])
 def test_floats_to_integers_saturate(mode, f, to):
-    a = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3e9, -3e9, 5e9, math.inf, -math.inf, math.nan, 7.0, -7.25, 1e-40, 2**31, 99.9]
-                 * 2, np.float32)  # fmt: skip
+    some = [
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -1.5,
+        3e9,
+        -3e9,
+        5e9,
+        math.inf,
+        -math.inf,
+        math.nan,
+        7.0,
+        -7.25,
+        1e-40,
+    ]
+    a = np.array([*some, 2**31, 99.9] * 2, np.float32)
     low, high = (-(2**31), 2**31 - 1) if to == "s32" else (0, 2**32 - 1)
     got = run(f"cvt.{mode}.{to}.f32 %y, %a;", np.int32 if to == "s32" else np.uint32, a=a)
     expected = [

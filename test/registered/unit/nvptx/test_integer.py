@@ -61,10 +61,8 @@ def bfe(a: int, position: int, length: int, kind: str) -> int:
     """PTX ISA: bits beyond the top are the sign of the field, whose last bit is at most the top one."""
     position, length, top = position & 255, length & 255, width(kind) - 1
     bits = a & ((1 << width(kind)) - 1)
-    if kind[0] == "u" or length == 0:
-        sign = 0
-    else:
-        sign = bits >> min(position + length - 1, top) & 1
+    signed = kind[0] == "s" and length > 0
+    sign = bits >> min(position + length - 1, top) & 1 if signed else 0
     out = 0
     for i in range(top + 1):
         inside = i < length and position + i <= top
