@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import decode
 from sglang_aiter_moe.nvptx.convergence import here, together
 from sglang_aiter_moe.nvptx.decode import Operation, full, refuse, source
@@ -163,28 +162,26 @@ def _try_wait(instruction: Instruction) -> Operation:
 
     def run(g: Group):
         state, at, wanted = g.state, address(g), full(g, parity(g))
-        done = np.zeros((g.n, LANES), bool)
-        told: dict[tuple, bool] = {}
-        for cta, bar, row, lane in _each(g, at):
-            key = cta, bar, int(wanted[row, lane])
-            if key not in told:
-                if key[2] > 1:
-                    raise Fault(
-                        f"the parity {key[2]}",
-                        allowed="0 or 1",
-                        fix="check it",
-                        lane=row * LANES + lane,
-                    )
-                told[key] = state.barriers.complete(*key)
-            done[row, lane] = told[key]
-        if all(told.values()):
+        if (bad := g.lanes & (wanted > 1)).any():
+            raise decode.fault("a parity above 1", "0 or 1", lane=int(np.flatnonzero(bad)[0]))
+        acting = g.lanes
+        keys = (g.cta[:, None] << 32) + (at << 1) + wanted
+        different, position = np.unique(keys[acting], return_inverse=True)
+        passed, waiting = np.zeros(different.size, bool), []
+        for i, key in enumerate(different.tolist()):
+            which = key >> 32, (key & 0xFFFFFFFF) >> 1, key & 1
+            passed[i] = state.barriers.complete(*which)
+            if not passed[i]:
+                waiting.append(which)
+        if not waiting:
             write(g, np.bool_(True))
             return None
-        waiting = [key for key, passed in told.items() if not passed]
         state.reasons[place] = lambda: "; ".join(
             f"parity {p} of the mbarrier at {at:#x} of CTA {cta} of the batch: {state.barriers.at(cta, at)}"
             for cta, at, p in waiting[:4]
         )
+        done = np.zeros((g.n, LANES), bool)
+        done[acting] = passed[position]
         if done.any():
             write(g.narrow(done), np.bool_(True))
         return done

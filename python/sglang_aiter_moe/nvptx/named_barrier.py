@@ -49,22 +49,23 @@ class NamedBarriers:
         if bad.any():
             lane = int(np.flatnonzero(bad)[0])
             raise _fault(f"is given {int(count.reshape(-1)[lane])} threads", lane)
-        keys = np.unique(key[new])
-        for k in keys.tolist():
-            here = new & (key == k)
-            threads = np.unique(count[here])
-            if threads.size > 1 or (self._arrived[k] and self._expected[k] != threads[0]):
-                counts = sorted({*threads.tolist(), int(self._expected[k])} - {0})
-                raise _fault(
-                    f"{k % BARRIERS} is used with {counts} threads", int(np.flatnonzero(here)[0])
-                )
-            self._expected[k] = threads[0]
-            self._arrived[k] += int(here.sum())
-            if self._arrived[k] > threads[0]:
-                raise _fault(
-                    f"{k % BARRIERS} gets {int(self._arrived[k])} threads, and expects {int(threads[0])}",
-                    int(np.flatnonzero(here)[0]),
-                )
+        arriving, threads = key[new], count[new]
+        keys, first, arrived = np.unique(arriving, return_index=True, return_counts=True)
+        fresh = self._arrived[keys] == 0
+        self._expected[keys[fresh]] = threads[first[fresh]]
+        other = threads != self._expected[arriving]
+        if other.any():
+            k, lane = int(arriving[other][0]), int(np.flatnonzero(new)[other][0])
+            counts = sorted({int(threads[other][0]), int(self._expected[k])})
+            raise _fault(f"{k % BARRIERS} is used with {counts} threads", lane)
+        self._arrived[keys] += arrived
+        over = self._arrived[keys] > self._expected[keys]
+        if over.any():
+            k = int(keys[over][0])
+            raise _fault(
+                f"{k % BARRIERS} gets {int(self._arrived[k])} threads, and expects {int(self._expected[k])}",
+                int(np.flatnonzero(new & (key == k))[0]),
+            )
         if wait:
             self._stage[g.rows] = np.where(new, _WAITS, self._stage[g.rows])
             self._at[g.rows] = np.where(new, key, self._at[g.rows])

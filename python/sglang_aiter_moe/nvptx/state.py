@@ -121,8 +121,7 @@ class Group:
     def ids(self) -> np.ndarray:
         """Rows, ascending [n]."""
         if self._ids is None:
-            text = np.frombuffer(bin(self.bits)[:1:-1].encode(), np.uint8)
-            self._ids = np.flatnonzero(text == ord("1"))
+            self._ids = np.flatnonzero(flags(self.bits, self.state.rows))
         return self._ids
 
     @property
@@ -216,13 +215,17 @@ class Group:
         whole = bits_of(self.ids[~after.any(1)])
         state.known[slot] = state.known[slot] & ~self.bits | whole
 
+    def _among(self, bits: int) -> np.ndarray:
+        """bool [n]: which of the group's rows are in a bit set."""
+        return flags(bits, self.state.rows)[self.rows]
+
     def unknown_bytes(self, slot: int) -> np.ndarray:
         """uint8 [n, 32]: which bytes of a register nothing has written, bit i for byte i."""
         state = self.state
         found = self._partial(slot)[self.rows].copy()
         known = state.known[slot] & self.bits
         if known:
-            found[[bool(known >> int(row) & 1) for row in self.ids]] = 0
+            found[self._among(known)] = 0
         return found
 
     def soften(self, slot: int, bytes_read: int = ALL_BYTES) -> None:
@@ -259,7 +262,7 @@ class Group:
         flying = state.flying.get(slot, 0) & missing
         if flying:
             bad = np.zeros((self.n, LANES), bool)
-            bad[[bool(flying >> int(row) & 1) for row in self.ids]] = True
+            bad[self._among(flying)] = True
         else:
             bad = self.unknown_bytes(slot) & np.uint8(bytes_read) != 0
         bad &= self.lanes
@@ -281,8 +284,16 @@ class Group:
             state.flying.pop(slot, None)
 
 
+def flags(bits: int, count: int) -> np.ndarray:
+    """bool [count] of a bit set."""
+    raw = np.frombuffer(bits.to_bytes(-(-count // 8), "little"), np.uint8)
+    return np.unpackbits(raw, count=count, bitorder="little").view(bool)
+
+
 def bits_of(ids: np.ndarray) -> int:
-    bits = 0
-    for row in ids.tolist():
-        bits |= 1 << row
-    return bits
+    """The bit set of some numbers."""
+    if not ids.size:
+        return 0
+    marked = np.zeros(int(ids.max()) + 1, bool)
+    marked[ids] = True
+    return int.from_bytes(np.packbits(marked, bitorder="little").tobytes(), "little")
