@@ -95,7 +95,7 @@ def parse(text: str) -> Program:
 
 _STATEMENT_END = re.compile(r"[;{}]|//[^\n]*|/\*.*?\*/|\"[^\"\n]*\"|\n", re.S)
 _LINE_DIRECTIVES = (".version", ".target", ".address_size", ".file", ".loc")
-_LOC = re.compile(r"\.loc\s+\d+\s+\d+\s+\d+.*?(?://\s*(\S+))?\s*$")
+_LOC = re.compile(r"\.loc\s+\d+\s+\d+\s+\d+[^/]*(?://\s*(\S+).*)?$")
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
 _REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
 _VARIABLE = re.compile(
@@ -160,6 +160,7 @@ class _Parser:
                     self._at -= len(token)
                     return so_far, "line", line
                 if so_far.startswith(_LINE_DIRECTIVES):
+                    self._line += token.count("\n")
                     if comment.startswith("//"):
                         so_far += " " + comment
                     return so_far, "line", line
