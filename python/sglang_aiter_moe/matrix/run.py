@@ -23,7 +23,7 @@ from sglang_aiter_moe.matrix.worker import CELL
 from sglang_aiter_moe.serving import sglang_python
 from sglang_aiter_moe.serving.sglang_python import SGLang
 from sglang_aiter_moe.testing.sglang_environment import OTHER_RELEASES, TRANSFORMERS
-from sglang_aiter_moe.testing.sglang_process import RESULT
+from sglang_aiter_moe.testing.sglang_process import RESULT, printed
 from sglang_aiter_moe.testing.sglang_server import environment, free_port
 
 RELEASES = (*OTHER_RELEASES, sglang_python.MAIN)
@@ -204,10 +204,10 @@ def _answers(
             _ended_after(process, timeout),
         ):
             for line in process.stdout:
-                for kind in (CELL, RESULT):
-                    if line.startswith(kind):
-                        ended = kind == RESULT
-                        yield kind, json.loads(line.removeprefix(kind))
+                found = printed(line, CELL, RESULT)
+                if found is not None:
+                    ended = found[0] == RESULT
+                    yield found
         if not ended:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
             raise RuntimeError(f"{side} ended before its last cell\n{tail}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -160,3 +161,16 @@ def report(probes: Mapping[str, Callable[[], Any]]) -> None:
 def print_result(**values: Any) -> None:
     """Writes one JSON line that the parent test process looks for."""
     print(RESULT + json.dumps(values), flush=True)
+
+
+def printed(line: str, *marks: str) -> tuple[str, dict[str, Any]] | None:
+    """(mark, values) of a line that such a process printed for its parent; None of any other line.
+
+    Args:
+        line: of its output. What a library printed without a newline, as progress bars do, may stand before the mark.
+        marks: RESULT, or others that JSON follows.
+    """
+    found = re.search(f"({'|'.join(map(re.escape, marks))})(?={{)", line)
+    if found is None:
+        return None
+    return found[1], json.JSONDecoder().raw_decode(line, found.end())[0]

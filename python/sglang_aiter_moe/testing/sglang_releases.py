@@ -6,7 +6,6 @@ what else it needs (see ``make test-sglang``).
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,11 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sglang_aiter_moe.testing.sglang_environment import OTHER_RELEASES, TRANSFORMERS
-from sglang_aiter_moe.testing.sglang_process import RESULT
-from sglang_aiter_moe.testing.sglang_server import environment
+from sglang_aiter_moe.testing.sglang_process import RESULT, printed
+from sglang_aiter_moe.testing.sglang_server import environment, free_port
 
 MAIN = "0.5.23"
 RELEASES = (*OTHER_RELEASES, MAIN)
+#: Among a probe's arguments: a port that is free when the probe starts, which may be long after it was asked for.
+FREE_PORT = "a free port"
 
 
 def search_path(release: str) -> str | None:
@@ -46,6 +47,7 @@ def run_probe(
 ) -> dict:
     """Runs ``python -m module arguments`` with an SGLang release; returns what it reported.
 
+    FREE_PORT stands for a port in ``arguments``.
     ``path`` goes first on PYTHONPATH in place of the release's own. ``controls`` and ``variables``: see
     :func:`.sglang_server.environment`.
 
@@ -55,7 +57,8 @@ def run_probe(
     env: Mapping[str, str] = environment(
         release=path or search_path(release), controls=controls, **variables
     )
-    command = [sys.executable, "-m", module, *arguments]
+    words = [str(free_port()) if word == FREE_PORT else word for word in arguments]
+    command = [sys.executable, "-m", module, *words]
     try:
         done = subprocess.run(
             command,
@@ -70,14 +73,10 @@ def run_probe(
         output = (error.stdout or b"").decode(errors="replace")
         raise RuntimeError(f"{module} took more than {timeout:.0f} s\n{_end(output)}") from error
     for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return read_result(line)
+        found = printed(line, RESULT)
+        if found is not None:
+            return found[1]
     raise RuntimeError(f"{module} reported nothing\n{_end(done.stdout + done.stderr)}")
-
-
-def read_result(line: str) -> dict:
-    """The dict behind ``print_result``'s line."""
-    return json.loads(line.removeprefix(RESULT))
 
 
 def _end(text: str) -> str:

@@ -78,11 +78,18 @@ def plugin_messages(log: str) -> list[tuple[str, str]]:
     return re.findall(r"\[[^\[\]\r\n]*?(?: (TP\d+))?\] sglang-aiter-moe: ([^\r\n]*)", log)
 
 
+_GIVEN: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """A TCP port that nobody listens on; another one at each call, as who got the last one may not listen yet."""
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        if port not in _GIVEN:
+            _GIVEN.add(port)
+            return port
 
 
 def _check_free(port: int) -> None:

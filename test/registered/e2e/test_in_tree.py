@@ -25,7 +25,8 @@ from sglang_aiter_moe.matrix.worker import CELL
 from sglang_aiter_moe.testing import in_tree
 from sglang_aiter_moe.testing.checkpoints import write_gpt_oss_checkpoint, write_kimi_checkpoint
 from sglang_aiter_moe.testing.registration import register_cpu_ci
-from sglang_aiter_moe.testing.sglang_releases import MAIN, run_probe
+from sglang_aiter_moe.testing.sglang_process import printed
+from sglang_aiter_moe.testing.sglang_releases import FREE_PORT, MAIN, run_probe
 from sglang_aiter_moe.testing.sglang_server import PLACEHOLDERS, environment, free_port
 from sglang_aiter_moe.testing.stand_in_tree import content
 
@@ -59,10 +60,9 @@ def matrix(folder, release, path):
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
-    outcomes = [json.loads(line[len(CELL) :]) for line in lines if line.startswith(CELL)]
-    assert len(outcomes) == len(cells)
-    return {outcome["cell"]: outcome for outcome in outcomes}
+    found = [answer for line in done.stdout.splitlines() if (answer := printed(line, CELL))]
+    assert len(found) == len(cells)
+    return {outcome["cell"]: outcome for _, outcome in found}
 
 
 class Trees:
@@ -93,7 +93,7 @@ class Trees:
             run_probe,
             "sglang_aiter_moe.testing.layer_probe",
             str(self.folder / "checkpoints"),
-            str(free_port()),
+            FREE_PORT,
             release=release,
             path=None if tree is None else in_tree.search_path(release, tree),
             controls=bool(variables),

@@ -1,7 +1,5 @@
 """SGLang's real loaders fill a checkpoint that was laid out ahead of time, and refuse it under another plan."""
 
-import json
-import subprocess
 import sys
 
 import pytest
@@ -11,11 +9,11 @@ from sglang_aiter_moe.contract import Capabilities, Target, plan_moe
 from sglang_aiter_moe.model_config import rank_spec, read_config
 from sglang_aiter_moe.testing.checkpoints import CarrierConfig, write_kimi_checkpoint
 from sglang_aiter_moe.testing.registration import register_cpu_ci
-from sglang_aiter_moe.testing.sglang_server import environment, free_port
+from sglang_aiter_moe.testing.sglang_releases import FREE_PORT, run_probe
 
 register_cpu_ci(est_time=100, suite="base-a-test-cpu")
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +26,7 @@ def report(tmp_path_factory):
     plan = plan_moe(spec, Target("gfx950", Capabilities.for_release("0.1.20")))
     pack_checkpoint(raw, folder / "packed", plan)
     module = "sglang_aiter_moe.testing.packed_probe"
-    command = [sys.executable, "-m", module, str(raw), str(folder / "packed"), str(free_port())]
-    done = subprocess.run(
-        command,
-        env=dict(environment()),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        start_new_session=True,
-        check=False,
-    )
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            return json.loads(line.removeprefix("RESULT "))
-    raise RuntimeError(done.stderr[-4000:])
+    return run_probe(module, str(raw), str(folder / "packed"), FREE_PORT)
 
 
 def test_the_bytes_are_those_of_a_raw_load_and_nothing_was_transformed(report):

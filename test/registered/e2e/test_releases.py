@@ -13,8 +13,7 @@ import pytest
 from sglang_aiter_moe.testing.checkpoints import write_gpt_oss_checkpoint, write_kimi_checkpoint
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.sglang_environment import GPT_OSS_RELEASES
-from sglang_aiter_moe.testing.sglang_releases import MAIN, RELEASES, run_probe
-from sglang_aiter_moe.testing.sglang_server import free_port
+from sglang_aiter_moe.testing.sglang_releases import FREE_PORT, MAIN, RELEASES, run_probe
 
 register_cpu_ci(est_time=300, suite="base-a-test-cpu")
 
@@ -50,7 +49,7 @@ class Probes:
                 run_probe,
                 "sglang_aiter_moe.testing.layer_probe",
                 str(self.folder),
-                str(free_port()),
+                FREE_PORT,
                 release=release,
                 **dict(variables),
             )

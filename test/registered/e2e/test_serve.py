@@ -114,8 +114,7 @@ def test_a_patch_that_is_not_in_force_stops_the_server(checkpoints, tmp_path, co
             wait_until_healthy(server)
     finally:
         stop(server)
-    text = server.log_text()
-    message = next(line for line in text.splitlines() if "PatchError:" in line)
+    message = server.logged("PatchError:")
     for words in (*named, "sglang-aiter-moe doctor", "SGLANG_AITER_MOE_ENABLE=0"):
         assert words in message
 

@@ -1,6 +1,7 @@
 """Weight updates of a running ``sglang serve``, over HTTP, against a float32 forward of the same files."""
 
 import json
+import re
 import shutil
 import sys
 import urllib.error
@@ -90,9 +91,13 @@ def test_an_update_that_does_not_fit_is_told_and_nothing_changes(story):
 
 
 def test_loading_says_how_far_it_is(story):
-    """Once at the start, and once for each update; not a terminal, so no bar."""
-    lines = [line for line in story["log"].splitlines() if "MoE layers laid out" in line]
-    assert len(lines) == 3 and all("rank 0: 2/2" in line for line in lines)
+    """Whole once at the start, and once for each update; not a terminal, so no bar."""
+    said = re.findall(r"rank (\d+): (\d)/2 MoE layers laid out", story["log"])
+    assert said.count(("0", "2")) == 3
+    assert set(said) <= {
+        ("0", "1"),
+        ("0", "2"),
+    }  # half of them after ten seconds, where that is slow
 
 
 if __name__ == "__main__":

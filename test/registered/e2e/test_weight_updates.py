@@ -23,7 +23,7 @@ from sglang_aiter_moe.testing.sglang_server import free_port
 
 register_cpu_ci(est_time=360, suite="base-a-test-cpu")
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 WRITERS = {
     "kimi": (write_kimi_checkpoint, CarrierConfig(num_experts=8)),

@@ -7,7 +7,13 @@ import pytest
 
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.testing.registration import register_cpu_ci
-from sglang_aiter_moe.testing.sglang_server import Server, environment, plugin_messages, start
+from sglang_aiter_moe.testing.sglang_server import (
+    Server,
+    environment,
+    free_port,
+    plugin_messages,
+    start,
+)
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 
@@ -70,6 +76,11 @@ def test_what_each_rank_logged_is_found_behind_another_ranks_progress_bar():
         ("TP1", "34 in force, 1 refused (process 2)"),
         ("", "35 in force (process 3)"),
     ]
+
+
+def test_a_port_is_given_once():
+    ports = [free_port() for _ in range(500)]  # without a memory some come again
+    assert len(set(ports)) == 500
 
 
 def test_a_line_of_the_log_or_how_it_ends(tmp_path):
