@@ -102,6 +102,11 @@ class Memory:
         start = address - BASE
         return (self._state[start : start + nbytes] & _INITIALISED) != 0
 
+    def unwritten(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
+        """bool [n, nbytes]: which bytes at ``addresses`` (uint64 [n], all inside allocations) nothing has written."""
+        at = (addresses - np.uint64(BASE)).astype(np.int64)[:, None] + np.arange(nbytes)
+        return (self._state[at] & _INITIALISED) == 0
+
     def forget(self, address: int, nbytes: int) -> None:
         """Marks bytes of a reservation as never written."""
         start = address - BASE

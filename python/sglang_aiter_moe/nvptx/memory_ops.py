@@ -75,7 +75,13 @@ def _ld(instruction: Instruction) -> Operation:
 
     def run(g: Group):
         at = address(g)
-        raw = load_global(g, at, nbytes)
+        unwritten = None
+        try:
+            raw = load_global(g, at, nbytes)
+        except Fault:
+            if not g.state.checked:
+                raise
+            raw, unwritten = look_global(g, at, nbytes)
         values = raw.view(dtype)
         passed = None
         if spins:
@@ -84,26 +90,35 @@ def _ld(instruction: Instruction) -> Operation:
                 passed = ~again
                 g = g.narrow(passed)
         for i, write in enumerate(writes):
+            if unwritten is not None:
+                part = unwritten[..., i * dtype.itemsize : (i + 1) * dtype.itemsize]
+                g.state.unknown = _bits(part)
             write(g, values[..., i])
         return passed
 
     return run
 
 
+def _bits(unwritten: np.ndarray) -> np.ndarray | None:
+    """bool [n, 32, bytes] as bit i for byte i, None for none."""
+    if not unwritten.any():
+        return None
+    size = unwritten.shape[-1]
+    return np.where(unwritten, np.uint8(1) << np.arange(size, dtype=np.uint8), 0).sum(
+        -1, dtype=np.uint8
+    )
+
+
 def _ld_shared(address, writes, dtype: np.dtype) -> Operation:
     """What nothing has written is unknown in the registers too: compilers load what nobody uses."""
     size = dtype.itemsize
-    bits = np.uint8(1) << np.arange(size, dtype=np.uint8)
 
     def run(g: Group) -> None:
         raw, unwritten = look_shared(g, address(g), size * len(writes))
         values = raw.view(dtype)
         for i, write in enumerate(writes):
             if unwritten is not None:
-                part = unwritten[..., i * size : (i + 1) * size]
-                g.state.unknown = (
-                    np.where(part, bits, 0).sum(-1, dtype=np.uint8) if part.any() else None
-                )
+                g.state.unknown = _bits(unwritten[..., i * size : (i + 1) * size])
             write(g, values[..., i])
 
     return run
@@ -153,7 +168,19 @@ def _check_alignment(at: np.ndarray, nbytes: int) -> None:
         )
 
 
-def load_global(g: Group, address: np.ndarray, nbytes: int) -> np.ndarray:
+def look_global(g: Group, address: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`load_global`, and which bytes of lanes that act nothing has written (bool [n, 32, nbytes]).
+
+    Kernels read scratch memory that nobody wrote and drop it: what a slot without an expert has no result for.
+    """
+    raw = load_global(g, address, nbytes, checked=False)
+    unwritten = np.zeros(raw.shape, bool)
+    lanes = g.lanes
+    unwritten[lanes] = g.state.memory.unwritten(address[lanes].view(np.uint64), nbytes)
+    return raw, unwritten
+
+
+def load_global(g: Group, address: np.ndarray, nbytes: int, *, checked: bool = True) -> np.ndarray:
     """uint8 [n, 32, nbytes]; lanes that do not act get zeros."""
     lanes, flat = None, address.reshape(-1)
     if g.mask is not None:
@@ -161,7 +188,7 @@ def load_global(g: Group, address: np.ndarray, nbytes: int) -> np.ndarray:
         flat = flat[lanes]
     try:
         _check_alignment(flat, nbytes)
-        words = g.state.memory.gather(flat.view(np.uint64), nbytes, g.state.checked)
+        words = g.state.memory.gather(flat.view(np.uint64), nbytes, checked and g.state.checked)
     except Fault as fault:
         raise moved(fault, lanes) from None
     if nbytes < 4:
