@@ -115,6 +115,14 @@ class Memory:
             if a.start <= start < a.end:
                 a.initialised = False
 
+    def forget_bytes(self, addresses: np.ndarray, which: np.ndarray) -> None:
+        """Marks bytes (bool [..., nbytes] of ``addresses`` [...]) as never written, until something writes them."""
+        at = (addresses - np.uint64(BASE)).astype(np.int64)[..., None] + np.arange(which.shape[-1])
+        at = at[which]
+        self._state[at] &= ~np.uint8(_INITIALISED)
+        for start in np.unique(at):
+            self.allocations[bisect.bisect_right(self._starts, int(start)) - 1].initialised = False
+
     def describe(self, address: int) -> str:
         """Where an address is, in words."""
         offset = address - BASE

@@ -54,6 +54,10 @@ class Placing:
             self._placed[key] = self._memory.place(data, name)
         return self._placed[key]
 
+    def address_of(self, tensor: torch.Tensor) -> int | None:
+        """Where a tensor has been placed, or None."""
+        return self._placed.get((tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+
     def copy_back(self, tensors: Iterable[torch.Tensor]) -> None:
         """The bytes of the interpreted memory into the tensors that were placed there."""
         for tensor in tensors:

@@ -13,7 +13,7 @@ import numpy as np
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import decode
 from sglang_aiter_moe.nvptx.decode import Operation, full, refuse, source
-from sglang_aiter_moe.nvptx.memory_ops import load_global, moved, store_shared
+from sglang_aiter_moe.nvptx.memory_ops import moved, see_global, store_shared
 from sglang_aiter_moe.nvptx.state import LANES, Group
 from sglang_aiter_moe.nvptx.text import Instruction
 
@@ -48,15 +48,19 @@ def _copy(instruction: Instruction) -> Operation:
         if sizes is not None and (sizes == nbytes).all():
             sizes = None
         _fly(g, at, nbytes)
-        first = _read(g, where, sizes, nbytes)
+        first, unwritten = _read(g, where, sizes, nbytes)
         writes = g.state.writes
 
         def land(part: Group) -> None:
             rows = slice(None) if part.n == g.n else np.searchsorted(g.ids, part.ids)
-            raw = first[rows]
+            raw, lost = first[rows], None if unwritten is None else unwritten[rows]
             if part.state.writes != writes:
-                raw = _read(part, where[rows], None if sizes is None else sizes[rows], nbytes)
+                raw, lost = _read(part, where[rows], None if sizes is None else sizes[rows], nbytes)
             store_shared(part, at[rows], raw, "async")
+            if lost is not None:
+                part.state.shared.forget(
+                    np.broadcast_to(part.cta[:, None], at[rows].shape), at[rows], lost
+                )
 
         g.state.tasks.issue(KIND, g, land)
 
@@ -77,11 +81,14 @@ def _fly(g: Group, at: np.ndarray, nbytes: int) -> None:
         raise moved(fault, lanes) from None
 
 
-def _read(g: Group, where: np.ndarray, sizes: np.ndarray | None, nbytes: int) -> np.ndarray:
-    """uint8 [n, 32, nbytes]: of each lane as many bytes as ``sizes`` says, zeros behind them."""
+def _read(
+    g: Group, where: np.ndarray, sizes: np.ndarray | None, nbytes: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """uint8 [n, 32, nbytes]: of each lane as many bytes as ``sizes`` says, zeros behind them; and which of them nothing
+    has written (bool of that shape), or None."""
     if sizes is None:
-        return load_global(g, where, nbytes)
-    out = np.zeros((g.n, LANES, nbytes), np.uint8)
+        return see_global(g, where, nbytes)
+    out, unwritten = np.zeros((g.n, LANES, nbytes), np.uint8), None
     for count in np.unique(sizes[g.lanes]).tolist():
         if count > nbytes:
             raise decode.fault(
@@ -91,10 +98,12 @@ def _read(g: Group, where: np.ndarray, sizes: np.ndarray | None, nbytes: int) ->
         step = next(s for s in (16, 8, 4, 2, 1) if count % s == 0) if count else 1
         part = g.narrow(lanes)
         for start in range(0, count, step):
-            out[..., start : start + step] |= np.where(
-                lanes[..., None], load_global(part, where + start, step), 0
-            ).astype(np.uint8)
-    return out
+            raw, lost = see_global(part, where + start, step)
+            out[..., start : start + step] |= np.where(lanes[..., None], raw, 0).astype(np.uint8)
+            if lost is not None:
+                unwritten = np.zeros(out.shape, bool) if unwritten is None else unwritten
+                unwritten[..., start : start + step] |= lost
+    return out, unwritten
 
 
 def _commit(instruction: Instruction) -> Operation:

@@ -77,6 +77,9 @@ def pack(kernel: Kernel, values: list[bytes]) -> bytes:
 class Device:
     """Runs launches on interpreted memory while it is entered.
 
+    What nothing has written may be read and computed with, and is followed: into registers, shared and global memory
+    (:func:`layer.run_layer` refuses an output that holds some).
+
     Tensors are on the CPU. Their bytes are copied in before a launch, and out after it. Arguments may be the same
     tensor twice, but not overlap otherwise.
 
@@ -140,6 +143,7 @@ class Device:
             shared_bytes=call.shared_bytes,
             block=(call.threads, 1, 1),
             cooperative=call.cooperative,
+            follow=True,
             code=codes[call.name],
             **self._options,
         )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.nvptx.launch import Device, Launch
 from sglang_aiter_moe.portable.request import KernelRequest
 from sglang_aiter_moe.portable.triton import launch, workspace
@@ -66,4 +68,25 @@ def run_layer(
             fresh.add((out.data_ptr(), out.numel()))
             w1, w2, w1_scale, w2_scale = (t.view(torch.uint8) for t in weights)
             runner(request, x, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out, config)
+        _check_output(entered, out)
     return entered.launches
+
+
+def _check_output(device: Device, out: torch.Tensor) -> None:
+    """Refuses a result of which a byte is what no kernel wrote, or wrote as what came of nothing.
+
+    Raises:
+        ContractError: where.
+    """
+    address = device.placing.address_of(out)
+    if address is None:
+        return
+    rows = device.memory.written(address, out.numel() * out.element_size())
+    bad = np.flatnonzero(~rows)
+    if bad.size:
+        at = int(bad[0]) // out.element_size()
+        raise ContractError(
+            f"element {at} of out is what nothing has computed",
+            allowed="an output that the kernels write throughout, from what was written",
+            fix="look at the last launch, and at what it read",
+        )

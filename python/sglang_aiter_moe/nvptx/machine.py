@@ -128,6 +128,7 @@ def run(
     max_instructions: int | None = None,
     max_seconds: float = math.inf,
     checked: bool = True,
+    follow: bool = False,
     code: Code | None = None,
 ) -> Statistics:
     """Executes ``grid`` CTAs of ``kernel``; what it stores is in ``memory`` afterwards.
@@ -141,6 +142,7 @@ def run(
         lockstep: CTAs that are executed side by side; None: about 2048 threads.
         max_instructions, max_seconds: when a launch is taken to hang.
         checked: report reads of registers, shared and global memory that nothing wrote.
+        follow: let kernels load from global memory what nothing wrote, and store what came of it (``State.follow``).
         code: what ``Code(program.kernels[kernel])`` made, to decode once for many launches.
 
     Raises:
@@ -165,7 +167,7 @@ def run(
         lockstep = total
     lockstep = lockstep or max(1, 2048 // per_cta)
     runner = _Runner(code or Code(described), memory, address, grid, threads)
-    runner.late, runner.checked = late, checked
+    runner.late, runner.checked, runner.follow = late, checked, follow
     runner.shared_bytes = described.static_shared + shared_bytes
     runner.limits = (max_instructions or sys.maxsize, started + max_seconds)
     with np.errstate(all="ignore"):
@@ -217,6 +219,7 @@ class _Runner:
     """One launch: batch after batch of CTAs."""
 
     late = checked = True
+    follow = False
     shared_bytes = 0
     limits = (sys.maxsize, math.inf)
 
@@ -234,7 +237,7 @@ class _Runner:
         s.memory = self._memory
         s.shared = Shared(s.ctas, self.shared_bytes, checked=self.checked)
         s.tasks, s.barriers, s.named = Tasks(s), Barriers(s), NamedBarriers(s)
-        s.params = np.uint64(self._params)
+        s.params, s.follow = np.uint64(self._params), self.follow
         s.specials = specials(ctas, self._grid, self._threads, self.shared_bytes)
         self._fragments = [_Fragment(0, s.group((1 << s.rows) - 1))]
         spins = 0

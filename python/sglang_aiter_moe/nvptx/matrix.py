@@ -23,6 +23,7 @@ import numpy as np
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import matrix_layout as layout
 from sglang_aiter_moe.nvptx.decode import Operation, constant, full, operands, refuse, source
+from sglang_aiter_moe.nvptx.matrix_doubts import Doubts
 from sglang_aiter_moe.nvptx.operands import Operand
 from sglang_aiter_moe.nvptx.state import LANES, Group, State
 from sglang_aiter_moe.nvptx.text import Instruction
@@ -169,12 +170,14 @@ def _wgmma(instruction: Instruction) -> Operation:
         b_at = uniform(g, full(g, descriptors(g)), "the descriptor of B")
         a_of = read_a(g)
         pending = _pending(state, target)
-        doubt = _doubt(g, target, adds, pending)
+        doubts = Doubts.of(state, target)
+        of_a = doubts.at_issue(g, adds & (pending[g.ids] == 0))
         issued = g.ids
 
         def effect(rows: Group) -> None:
             at = np.searchsorted(issued, rows.ids)
-            matrix = b_matrix(rows, b_at[at], columns, right)
+            matrix, of_b = stored_matrix(rows, b_at[at], columns, right)
+            matrix = matrix.transpose(0, 2, 1)
             old = None
             keep = adds[at]
             if keep.any():
@@ -183,12 +186,14 @@ def _wgmma(instruction: Instruction) -> Operation:
                     old = np.where(keep[:, None, None], old, U32(0))
             result = add_product(a_of(rows, at) * signs, matrix, old, False)
             registers = layout.result_registers(result)
-            rows.state.unknown = None if doubt is None else doubt[at]
+            unknown = doubts.at_effect(rows, keep, None if of_a is None else of_a[at], of_b)
             pending[rows.ids] -= 1
             again = pending[rows.ids] > 0
             for i, slot in enumerate(target):
                 rows.land(slot)
+                state.unknown = None if unknown is None else unknown[:, :, i]
                 rows.put(slot, registers[:, :, i])
+            state.unknown = None
             if again.any():
                 still = rows.subset(again)
                 for slot in target:
@@ -236,37 +241,6 @@ def _pending(state: State, target: list[int]) -> np.ndarray:
     return counts[target[0]]
 
 
-def _doubt(g: Group, target: list[int], adds: np.ndarray, pending: np.ndarray) -> np.ndarray | None:
-    """Lanes (uint8 [n, 32], 255 or 0) whose rows of the result come from what nothing has written; None: no such.
-
-    Those of A, whose reading has left them in ``state.unknown``, of an accumulator that is added to, and of the
-    products that are on their way to it.
-    """
-    state = g.state
-    before = state.__dict__.setdefault("doubts", {})
-    found = np.zeros((g.n, LANES), np.uint8)
-    if state.unknown is not None:
-        found |= state.unknown
-        state.unknown = None
-    flying = pending[g.ids] != 0
-    settled = adds & ~flying
-    if settled.any():
-        part = g.subset(settled)
-        for slot in target:
-            part.soften(slot)
-        if state.unknown is not None:
-            found[settled] |= state.unknown
-            state.unknown = None
-    if target[0] in before:
-        found |= np.where((adds & flying)[:, None], before[target[0]][g.ids], np.uint8(0))
-    elif not found.any():
-        return None
-    rows = found.reshape(g.n, 8, 4).any(-1)
-    found = np.repeat(np.where(rows, np.uint8(255), np.uint8(0)), 4, axis=1)
-    before.setdefault(target[0], np.zeros((state.rows, LANES), np.uint8))[g.ids] = found
-    return found
-
-
 ReadA = Callable[[Group], Callable[[Group, np.ndarray], np.ndarray]]
 
 
@@ -290,7 +264,13 @@ def _a_in_memory(descriptors, kind: str) -> ReadA:
         bits = uniform(g, full(g, descriptors(g)), "the descriptor of A")
 
         def read(rows: Group, at: np.ndarray) -> np.ndarray:
-            whole = stored_matrix(rows, bits[at], 16 * WARPS, kind)
+            whole, unwritten = stored_matrix(rows, bits[at], 16 * WARPS, kind)
+            if unwritten is not None:
+                raise Fault(
+                    "rows of A in shared memory that nothing has written",
+                    allowed="an A that is written throughout",
+                    fix="check the store and the wait before it",
+                )
             mine = (rows.warp % WARPS * 16)[:, None] + np.arange(16)
             return np.take_along_axis(whole, mine[:, :, None], axis=1)
 
@@ -299,13 +279,13 @@ def _a_in_memory(descriptors, kind: str) -> ReadA:
     return at_issue
 
 
-def b_matrix(rows: Group, bits: np.ndarray, columns: int, kind: str) -> np.ndarray:
-    """B of each row, [n, K, columns]."""
-    return stored_matrix(rows, bits, columns, kind).transpose(0, 2, 1)
+def stored_matrix(
+    rows: Group, bits: np.ndarray, count: int, kind: str
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """A K-major operand in shared memory, float32 [n, count, 32 / size]; what several warps read is read once.
 
-
-def stored_matrix(rows: Group, bits: np.ndarray, count: int, kind: str) -> np.ndarray:
-    """A K-major operand in shared memory, float32 [n, count, 32 / size]; what several warps read is read once."""
+    Beside it, which of its ``count`` rows hold bytes that nothing has written (bool [n, count]); None: none.
+    """
     first, inverse = _alike(rows, bits)
     try:
         found = layout.descriptor(bits[first])
@@ -315,13 +295,17 @@ def stored_matrix(rows: Group, bits: np.ndarray, count: int, kind: str) -> np.nd
         ) from None
     at = layout.operand_addresses(found, count)
     try:
-        data = rows.state.shared.load(rows.cta[first][:, None, None], at, 16, proxy="async")
+        data, unwritten = rows.state.shared.look(
+            rows.cta[first][:, None, None], at, 16, proxy="async"
+        )
     except Fault as fault:
         if fault.lane is not None:
             fault.lane = int(first[fault.lane // (2 * count)]) * LANES
         raise
     words = np.ascontiguousarray(data).view(U32).reshape(len(first), count, 8)
-    return layout.decode(words, kind)[inverse]
+    if unwritten is not None:
+        unwritten = unwritten.any((2, 3))[inverse]
+    return layout.decode(words, kind)[inverse], unwritten
 
 
 def _alike(rows: Group, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

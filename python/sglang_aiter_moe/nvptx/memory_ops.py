@@ -75,13 +75,7 @@ def _ld(instruction: Instruction) -> Operation:
 
     def run(g: Group):
         at = address(g)
-        unwritten = None
-        try:
-            raw = load_global(g, at, nbytes)
-        except Fault:
-            if not g.state.checked:
-                raise
-            raw, unwritten = look_global(g, at, nbytes)
+        raw, unwritten = see_global(g, at, nbytes)
         values = raw.view(dtype)
         passed = None
         if spins:
@@ -168,11 +162,17 @@ def _check_alignment(at: np.ndarray, nbytes: int) -> None:
         )
 
 
-def look_global(g: Group, address: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`load_global`, and which bytes of lanes that act nothing has written (bool [n, 32, nbytes]).
+def see_global(g: Group, address: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """As :func:`load_global`, but what nothing has written (bool [n, 32, nbytes], or None) is told and no Fault, where
+    ``State.follow`` allows it.
 
-    Kernels read scratch memory that nobody wrote and drop it: what a slot without an expert has no result for.
+    Kernels read scratch memory that nobody wrote and drop it: rows that stand for no token.
     """
+    try:
+        return load_global(g, address, nbytes), None
+    except Fault:
+        if not (g.state.checked and g.state.follow):
+            raise
     raw = load_global(g, address, nbytes, checked=False)
     unwritten = np.zeros(raw.shape, bool)
     lanes = g.lanes
@@ -277,8 +277,7 @@ def _st(instruction: Instruction) -> Operation:
     hinted = "L2::cache_hint" in rest
     where, x = decode.operands(instruction, 2 + hinted)[:2]
     items = _vector(instruction, x, count)
-    read_as = value if space == "shared" else source
-    reads = [read_as(instruction, v, kind, wide=True) for v in items]
+    reads = [value(instruction, v, kind, wide=True) for v in items]
     if space not in ("global", "shared"):
         raise refuse(instruction, f"a store to {space}")
     address, store = (
@@ -292,12 +291,19 @@ def _st(instruction: Instruction) -> Operation:
         for i, read in enumerate(reads):
             values[..., i] = read(g)
         unknown = g.state.unknown
+        if unknown is not None and space == "global" and not g.state.follow:
+            for v in items:
+                if v.kind == "reg":
+                    g.check(v.slot, (1 << dtype.itemsize) - 1)
         at = address(g)
         store(g, at, values.view(np.uint8))
         if unknown is not None:
             parts = [unknown_bytes(g, v)[..., None] >> np.arange(dtype.itemsize) & 1 for v in items]
             lost = np.concatenate(parts, -1).astype(bool) & g.lanes[..., None]
-            g.state.shared.forget(np.broadcast_to(g.cta[:, None], at.shape), at, lost)
+            if space == "global":
+                g.state.memory.forget_bytes(at.view(np.uint64), lost)
+            else:
+                g.state.shared.forget(np.broadcast_to(g.cta[:, None], at.shape), at, lost)
 
     return run
 

@@ -34,6 +34,8 @@ class State:
 
     Attributes:
         late: an asynchronous effect lands when its wait completes; else when it is issued.
+        follow: what nothing has written may be loaded from global memory, and stored there, and stays unknown; else
+            both are Faults.
         events: grows with everything that can end a wait; ``writes`` with what is stored to global memory.
         params: address of the parameters; ``specials``: special registers by name.
         live: bool [rows, 32], lanes that have not ended.
@@ -60,6 +62,7 @@ class State:
         self.partial: dict[int, np.ndarray] = {}
         self.flying: dict[int, int] = {}
         self.events = self.writes = 0
+        self.follow = False
         self.params = np.uint64(0)
         self.specials: dict[str, np.ndarray] = {}
         self.clock = 0

@@ -94,6 +94,9 @@ ERRORS = {
     "a slot that is never released": (
         "fp8/A16W4/one-expert", "stage1_fp8", without(r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 [^;]*;"), "waits",
     ),
+    "a result that is not stored": (
+        "fp8/A16W4/small", "stage1_fp8", without(r"@%p\d+ st\.global\.[^;]*;"), "nothing has",
+    ),
     "no wait for a step's copies in prefill": (
         "prefill/A16W4/small", "stage1_prefill", without(r"cp\.async\.wait_group\s+\d+;"), "in flight",
     ),
