@@ -2,7 +2,8 @@
 
 ``<!-- variables: NAME NAME -->`` ... ``<!-- end -->`` becomes a table of these variables;
 ``<!-- plans: CONFIG; tp=8; tp=8 ep=8 NAME=VALUE -->`` a table with a line for each setting;
-``<!-- executed: layers -->``, ``mutants`` or ``opcodes`` what docsite/executed.py says of amdgpu.
+``<!-- executed: layers -->``, ``mutants`` or ``opcodes`` what docsite/executed.py says of amdgpu;
+``<!-- hopper: layers -->`` and so on what docsite/executed_hopper.py says of nvptx.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from sglang_aiter_moe.docsite import executed
+from sglang_aiter_moe.docsite import executed, executed_hopper
 from sglang_aiter_moe.errors import ContractError
 
 #: What follows is about tables, and too long for a cell.
 _WHY = re.compile(r" \(no table|: no table")
-_BLOCK = re.compile(r"(<!-- (variables|plans|executed): (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- (variables|plans|executed|hopper): (.*?) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def fill(page: str) -> str:
@@ -24,6 +27,7 @@ def fill(page: str) -> str:
         "variables": _variables,
         "plans": _plans,
         "executed": lambda what: getattr(executed, what)(),
+        "hopper": lambda what: getattr(executed_hopper, what)(),
     }
     return _BLOCK.sub(lambda m: m[1] + makers[m[2]](m[3]) + m[4], page)
 

@@ -31,6 +31,7 @@ PAGES = (
     "cookbook/gpt-oss.md",
     "cookbook/deepseek-v4.md",
     "amd-execution.md",
+    "hopper-execution.md",
 )
 #: The contradiction that README.md shows, and how its reader leaves it.
 CONTRADICTION = {"AITER_SITUV2_A8W4": "true", "SGLANG_USE_AITER": "1"}

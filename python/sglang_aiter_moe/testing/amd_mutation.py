@@ -20,6 +20,7 @@ import random
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -88,20 +89,44 @@ def survey(launches: list[Kept], count: int, seed: int, by: str = "executions") 
     choose = random.Random(seed)
     kept = launches[0]
     weights = kept.executed if by == "executions" else None
+    return collect(
+        count,
+        lambda: mutate(kept.call.assembly, kept.call.name, choose, weights),
+        lambda text, mutation: assembles(mutation.after, kept.arch),
+        lambda text: outcome(launches, text),
+    )
+
+
+def collect(
+    count: int,
+    draw: Callable[[], tuple[str, Mutation]],
+    accepted: Callable[[str, Mutation], bool],
+    try_out: Callable[[str], str | None],
+) -> list[dict]:
+    """``count`` drawn mutants that are accepted and can be run, with what ``try_out`` says of their texts."""
     rows = []
     while len(rows) < count:
-        text, mutation = mutate(kept.call.assembly, kept.call.name, choose, weights)
-        if not assembles(mutation.after, kept.arch):
+        text, mutation = draw()
+        if not accepted(text, mutation):
             continue
         start = time.perf_counter()
         try:
-            found = outcome(launches, text)
+            found = try_out(text)
         except NotAMutant as error:
             print(f"no mutant: {mutation.after}: {error}", file=sys.stderr)
             continue
         rows.append(asdict(mutation) | {"outcome": found, "seconds": time.perf_counter() - start})
         print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def add_report(path: Path, report: dict, rows: list[dict]) -> None:
+    """Adds a report to a file's list, in place of an earlier one of the same key."""
+    key = tuple(report.items())
+    kept = json.loads(path.read_text()) if path.exists() else []
+    kept = [r for r in kept if tuple((k, r.get(k)) for k, _ in key) != key]
+    made = provenance.provenance() | report | {"mutants": rows}
+    path.write_text(json.dumps([*kept, made], indent=1) + "\n")
 
 
 def instructions(text: str, kernel: str) -> list[int]:
@@ -242,13 +267,7 @@ def main(arguments: list[str]) -> int:
             "seed": options.seed,
             "by": options.by,
         }
-        key = tuple(report.items())
-        kept = json.loads(options.json.read_text()) if options.json.exists() else []
-        kept = [r for r in kept if tuple((k, r[k]) for k, _ in key) != key]
-        options.json.write_text(
-            json.dumps([*kept, provenance.provenance() | report | {"mutants": rows}], indent=1)
-            + "\n"
-        )
+        add_report(options.json, report, rows)
     return int(caught < 0.9 * len(rows))
 
 
