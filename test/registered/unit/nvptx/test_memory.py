@@ -99,12 +99,17 @@ def test_where_accesses_may_not_go(lines, message, lane):
     assert (error.value.cta, error.value.warp, error.value.lane) == ((0, 0, 0), 0, lane)
 
 
-def test_reads_of_what_nothing_wrote():
+def test_global_memory_that_nothing_wrote():
+    """It may be loaded, as kernels load slots that they drop; not used, and not copied."""
     memory = Memory()
-    params = [memory.reserve(1024, "scratch"), memory.reserve(1024, "out")]
-    text = module(START + "ld.global.b32 %r10, [%rd3]; ret;", 2)
+    params = [memory.reserve(1024, "scratch"), memory.place(np.zeros(1024, np.uint8), "out")]
+    load = START + "ld.global.v2.b32 {%r10, %r11}, [%rd3];"
+    run_module(module(load + "ret;", 2), params, memory)
+    with pytest.raises(ExecutionError, match="%r11 is read, and nothing has written it"):
+        run_module(module(load + "st.global.b32 [%rd4], %r11; ret;", 2), params, memory)
     with pytest.raises(ExecutionError, match="scratch, which nothing has written"):
-        run_module(text, params, memory)
+        text = module(START + "cp.async.cg.shared.global [%r2], [%rd3], 16; ret;", 2)
+        run_module(text, params, memory, shared_bytes=8192)
 
 
 def test_what_is_unknown_may_be_computed_with_and_not_used():
