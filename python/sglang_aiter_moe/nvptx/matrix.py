@@ -151,12 +151,12 @@ def _wgmma(instruction: Instruction) -> Operation:
     if _MMA_KINDS.get((left, right)) != k or columns % 8 or not 8 <= columns <= 256:
         raise refuse(instruction, f"m64n{columns}k{k} of {left} and {right}")
     d, a, b, scale, *immediates = instruction.operands
-    signs = _immediates(instruction, immediates, 16 if k == 16 else 8, a.kind == "vector")
+    signs, turned_a, turned_b = _immediates(instruction, immediates, k == 16, a.kind == "vector")
     target = slots(instruction, d, columns // 2)
     if a.kind == "vector":
         read_a = _a_in_registers(slots(instruction, a, 4), left)
     else:
-        read_a = _a_in_memory(source(instruction, a, "b64"), left)
+        read_a = _a_in_memory(source(instruction, a, "b64"), left, turned_a)
     descriptors = source(instruction, b, "b64")
     if scale.kind == "reg" and scale.type == "pred":
         scaled = source(instruction, scale, "pred")
@@ -176,7 +176,7 @@ def _wgmma(instruction: Instruction) -> Operation:
 
         def effect(rows: Group) -> None:
             at = np.searchsorted(issued, rows.ids)
-            matrix, of_b = stored_matrix(rows, b_at[at], columns, right)
+            matrix, of_b = stored_matrix(rows, b_at[at], columns, right, turned_b)
             matrix = matrix.transpose(0, 2, 1)
             old = None
             keep = adds[at]
@@ -207,17 +207,19 @@ def _wgmma(instruction: Instruction) -> Operation:
     return execute
 
 
-def _immediates(instruction: Instruction, given, bits: int, registers: bool) -> F32:
-    """The product's sign; refuses transposed operands."""
+def _immediates(instruction: Instruction, given, wide: bool, registers: bool):
+    """(the product's sign, whether A and B are stored the other way round: imm-trans, which 16-bit types have)."""
     if any(o.kind != "int" for o in given):
         raise refuse(instruction, "immediates that are not numbers")
     values = [int(o.value) for o in given]
-    transposes = 0 if bits == 8 else 1 if registers else 2
+    transposes = 0 if not wide else 1 if registers else 2
     if len(values) != 2 + transposes or any(v not in (-1, 1) for v in values[:2]):
         raise refuse(instruction, f"the immediates {values}")
-    if any(values[2:]):
-        raise refuse(instruction, "an operand that is stored the other way round (imm-trans)")
-    return F32(values[0] * values[1])
+    if any(v not in (0, 1) for v in values[2:]):
+        raise refuse(instruction, f"the immediates {values}")
+    turned = [bool(v) for v in values[2:]]
+    turned = [False] * (2 - len(turned)) + turned
+    return F32(values[0] * values[1]), *turned
 
 
 def uniform(group: Group, values: np.ndarray, what: str) -> np.ndarray:
@@ -259,12 +261,12 @@ def _a_in_registers(registers: list[int], kind: str) -> ReadA:
     return at_issue
 
 
-def _a_in_memory(descriptors, kind: str) -> ReadA:
+def _a_in_memory(descriptors, kind: str, turned: bool) -> ReadA:
     def at_issue(g: Group):
         bits = uniform(g, full(g, descriptors(g)), "the descriptor of A")
 
         def read(rows: Group, at: np.ndarray) -> np.ndarray:
-            whole, unwritten = stored_matrix(rows, bits[at], 16 * WARPS, kind)
+            whole, unwritten = stored_matrix(rows, bits[at], 16 * WARPS, kind, turned)
             if unwritten is not None:
                 raise Fault(
                     "rows of A in shared memory that nothing has written",
@@ -280,9 +282,11 @@ def _a_in_memory(descriptors, kind: str) -> ReadA:
 
 
 def stored_matrix(
-    rows: Group, bits: np.ndarray, count: int, kind: str
+    rows: Group, bits: np.ndarray, count: int, kind: str, turned: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """A K-major operand in shared memory, float32 [n, count, 32 / size]; what several warps read is read once.
+    """An operand in shared memory, float32 [n, count, 32 / size]; what several warps read is read once.
+
+    ``turned``: it is stored by columns of K (MN-major), not by rows.
 
     Beside it, which of its ``count`` rows hold bytes that nothing has written (bool [n, count]); None: none.
     """
@@ -293,7 +297,14 @@ def stored_matrix(
         raise Fault(
             str(error), allowed="one swizzle for all warps", fix="check the descriptors"
         ) from None
-    at = layout.operand_addresses(found, count)
+    if turned and not found.swizzle:
+        raise Fault(
+            "a transposed operand without a swizzle",
+            allowed="swizzles of 32, 64 and 128 bytes",
+            fix="add its layout to nvptx/matrix_layout.py",
+        )
+    find = layout.transposed_addresses if turned else layout.operand_addresses
+    at = find(found, count)
     try:
         data, unwritten = rows.state.shared.look(
             rows.cta[first][:, None, None], at, 16, proxy="async"
@@ -302,10 +313,15 @@ def stored_matrix(
         if fault.lane is not None:
             fault.lane = int(first[fault.lane // (2 * count)]) * LANES
         raise
-    words = np.ascontiguousarray(data).view(U32).reshape(len(first), count, 8)
+    words = np.ascontiguousarray(data).view(U32)
+    if turned:
+        if unwritten is not None:
+            unwritten = unwritten.reshape(len(first), 16, count, 2).any((1, 3))[inverse]
+        values = layout.decode(words.reshape(len(first), 16, count // 2), kind)
+        return values.transpose(0, 2, 1)[inverse], unwritten
     if unwritten is not None:
         unwritten = unwritten.any((2, 3))[inverse]
-    return layout.decode(words, kind)[inverse], unwritten
+    return layout.decode(words.reshape(len(first), count, 8), kind)[inverse], unwritten
 
 
 def _alike(rows: Group, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

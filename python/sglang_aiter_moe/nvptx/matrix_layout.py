@@ -162,6 +162,19 @@ def operand_addresses(d: Descriptor, rows: int) -> np.ndarray:
     return start + row // 8 * stride + row % 8 * 16 + piece * d.leading[:, None, None]
 
 
+def transposed_addresses(d: Descriptor, rows: int) -> np.ndarray:
+    """As :func:`operand_addresses` for an operand of 16-bit elements that is stored the other way round (MN-major).
+
+    int64 ``[n, 16, rows / 8]``: pieces of eight rows for each of the 16 columns. A line of ``swizzle`` bytes holds
+    rows of one column; the next rows are ``leading`` away, the next eight columns ``stride``.
+    """
+    column, byte = np.arange(16)[:, None], np.arange(rows // 8)[None, :] * 16
+    start = d.start[:, None, None]
+    at = start + byte // d.swizzle * d.leading[:, None, None]
+    at = at + column // 8 * d.stride[:, None, None] + column % 8 * d.swizzle + byte % d.swizzle
+    return swizzled(at, d.swizzle, d.base_offset[:, None, None])
+
+
 def ldmatrix_registers(rows: np.ndarray, transposed: bool) -> np.ndarray:
     """What lanes receive: rows of 8 x 8 matrices, uint32 ``[n, count, 8, 4]``, to registers ``[n, 32, count]``.
 

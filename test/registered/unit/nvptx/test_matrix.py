@@ -289,7 +289,7 @@ def test_b_must_be_fenced():
 @pytest.mark.parametrize(
     "line",
     [
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {D}, {A}, %rd0, 1, 1, 1, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {D}, {A}, %rd0, 1, 1, 1, 2;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%r0, %r1}, {A}, %rd0, 1, 1, 1, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r0, %r1, %r2}, {A}, %rd0, 1, 1, 1;",
         "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {D}, {%r4, %r5}, {%r6}, {D};",
