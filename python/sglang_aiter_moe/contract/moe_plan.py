@@ -239,19 +239,20 @@ class MoePlan:
         restore = "; ".join(
             f"unset {name}" if old is None else f"export {name}={old}" for name, old, _ in changes
         )
+        fix = f"type `{restore}`, or start again (an update of the weights keeps the layout of the load)"
         try:
             now = plan_moe(self.spec, replace(self.target, env=env))
         except ContractError as error:
             raise ContractError(
                 f"{self.spec.name} was loaded under another environment: {what} ({error.what})",
                 allowed="the environment of the load, for which the weights are laid out",
-                fix=f"type `{restore}`, or load the weights again",
+                fix=fix,
             ) from error
         if now.ranges != self.ranges or now.bytes_key() != self.bytes_key():
             raise ContractError(
                 f"{self.spec.name} was loaded under another environment: {what}",
                 allowed="the environment of the load, for which the weights are laid out",
-                fix=f"type `{restore}`, or load the weights again",
+                fix=fix,
             )
         self._watch.accept()
 

@@ -71,6 +71,8 @@ CHANGES: dict[str, tuple[str, str | None] | None] = {
     "update from tensors after a broken one": None,
     BIAS_UPDATE: None,
 }
+#: What happens after a changed variable: a server that trains on, or that somebody repairs by a reload.
+THEN = ("nothing", "update from disk", "update from tensors")
 #: Where the experts of a token come from: given, or SGLang's routing, by the dtypes of its logits and of its
 #: correction bias (``matrix/routing.py``).
 ROUTINGS = (
@@ -99,6 +101,7 @@ class Cell:
         parallel: one of PARALLEL.
         bias: the experts have biases.
         change: a key of CHANGES.
+        then: one of THEN, after a change of a variable.
         routing: one of ROUTINGS.
     """
 
@@ -114,6 +117,7 @@ class Cell:
     parallel: str = "tp1"
     bias: bool = False
     change: str = "nothing"
+    then: str = "nothing"
     routing: str = "given"
 
     @property
@@ -131,6 +135,7 @@ class Cell:
         ]
         parts += ["bias"] if self.bias else []
         parts += [self.change] if self.change != usual.change else []
+        parts += [f"then {self.then}"] if self.then != usual.then else []
         parts += [f"routed, {self.routing}"] if self.routing != usual.routing else []
         return "/".join(parts)
 
@@ -143,6 +148,11 @@ class Cell:
             "SGLANG_USE_AITER_MOE_GU_ITLV": self.gu_itlv,
         }
         return {k: v for k, v in values.items() if v is not None} | SETTINGS[self.setting]
+
+    @property
+    def update(self) -> str:
+        """How weights are updated between the load and the call; "" if they are not."""
+        return next((step for step in (self.change, self.then) if "update" in step), "")
 
 
 AXES = tuple(f.name for f in fields(Cell))
@@ -254,6 +264,17 @@ def _blocks() -> Iterator[Cell]:
     }
     yield from _product(**situ, a8w4=(None, "1"), **routed)
     yield from _product(activation=("swiglu",), gu_itlv=(None, "0"), **routed)
+    # A flag that changes, and weights that come again: Kimi K3's layers and gpt-oss's.
+    crossed = {
+        "change": tuple(name for name, change in CHANGES.items() if change is not None),
+        "then": THEN[1:],
+        "gu_itlv": (None, "0", "1"),
+    }
+    served = ("gfx950", "gfx1250")  # on gfx942 few of these layers load
+    yield from _product(**situ, a8w4=(None, "1"), a4w4=(None, "1"), arch=served, **crossed)
+    gpt_oss = {"activation": ("swiglu",), "rows": ("interleaved",), **crossed}
+    yield from _product(**gpt_oss, arch=served, tokens=(255, 257))
+    yield from _product(**gpt_oss, bias=(True,), parallel=("tp8r7",), tokens=(255,))
 
 
 @functools.cache

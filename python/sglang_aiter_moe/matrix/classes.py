@@ -46,8 +46,8 @@ def is_clear(outcome: Outcome) -> bool:
 def classify(cell: Cell, outcome: Outcome) -> Class:
     """The class of what happened.
 
-    A clear error at load is a refusal. At the first call it is one too if something changed after the load;
-    otherwise everything was known at load, and it came late.
+    A clear error at load is a refusal. At the call it is one too if it is about what changed after the load; what
+    the first call says, or would have said without the change, was known at load, and came late.
     """
     if outcome.stage == "done":
         return Class.RIGHT if outcome.mode and outcome.diff < CLOSE else Class.SILENT_WRONG

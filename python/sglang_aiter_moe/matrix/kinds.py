@@ -66,7 +66,7 @@ KINDS = (
         "broken update",
         "an update that does not fit is written all the same",
         "",
-        lambda cell, outcome: cell.change.startswith("broken"),
+        lambda cell, outcome: cell.update.startswith("broken"),
     ),
     Kind(
         "old correction bias",
@@ -79,15 +79,16 @@ KINDS = (
         "weights are laid out again by a second post-processing: called directly, or at the end of an update",
         "sglang#28963",
         lambda cell, outcome: (
-            cell.change in ("process again", "update from disk")
-            or (cell.change == BIAS_UPDATE and "packed twice" in outcome.why)
+            cell.change == "process again"
+            or cell.update == "update from disk"
+            or (cell.update == BIAS_UPDATE and "packed twice" in outcome.why)
         ),
     ),
     Kind(
         "raw update",
         "an update writes raw bytes over packed ones",
         "sglang#21825",
-        lambda cell, outcome: cell.change.startswith("update from tensors"),
+        lambda cell, outcome: cell.update.startswith("update from tensors"),
     ),
     Kind(
         "flag changed after load",

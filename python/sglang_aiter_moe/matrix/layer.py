@@ -216,4 +216,4 @@ NEW_SEED = 17
 
 def weights_seed(cell: Cell) -> int:
     """Which weights the layer has to have when it is called: a broken update leaves the old ones."""
-    return NEW_SEED if cell.change.startswith("update") else 5
+    return NEW_SEED if cell.update.startswith("update") else 5

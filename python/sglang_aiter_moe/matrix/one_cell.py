@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sglang_aiter_moe.matrix import expected, rocm, routing
-from sglang_aiter_moe.matrix.cells import BIAS_UPDATE, CHANGES, Cell
+from sglang_aiter_moe.matrix.cells import BIAS_UPDATE, Cell
 from sglang_aiter_moe.matrix.layer import (
     ACTIVATIONS,
     EXPERTS,
@@ -45,8 +45,8 @@ class Outcome:
     """What happened.
 
     Attributes:
-        stage: "load", "first call" (before a change), "change" or "call": where an error came up; "done": there is
-            a result.
+        stage: "load", "first call" (before a change; also where the call after it says what that one says),
+            "change" or "call": where an error came up; "done": there is a result.
         error: type and first line of the error.
         mode: the mode whose oracle the result agrees with best.
         diff: its logits_diff; infinite if the result is not finite.
@@ -184,7 +184,19 @@ def _fused_moe(cell: Cell, hidden: int, inter: int, quant_config: Any) -> torch.
 
 
 def run(cell: Cell, worker: Worker) -> Outcome:
-    """Runs a cell in the process of ``worker``."""
+    """Runs a cell in the process of ``worker``.
+
+    What the call after a change refuses, the layer may have had from its load on. So the layer runs without the
+    change then, and an error that is the same is the first call's.
+    """
+    outcome = _run(cell, worker)
+    if outcome.stage != "call" or cell.change == "nothing":
+        return outcome
+    before = _run(replace(cell, change="nothing", then="nothing"), worker)
+    return replace(outcome, stage="first call") if before == outcome else outcome
+
+
+def _run(cell: Cell, worker: Worker) -> Outcome:
     stage, trace = "load", Trace()
     try:
         with contextlib.ExitStack() as stack:
@@ -295,23 +307,22 @@ class Worker:
             UpdateFailed: SGLang's updater says so of tensors that fit.
         """
         rocm.change_environment(cell)
-        if CHANGES[cell.change] is not None or cell.change == "nothing":
-            return
         if cell.change == "process again":
             carrier.experts.quant_method.process_weights_after_loading(carrier.experts)
+        if not cell.update:
             return
         tensors = _checkpoint(cell, NEW_SEED)
-        fits = not cell.change.startswith("broken")
+        fits = not cell.update.startswith("broken")
         tensors = tensors if fits else broken(tensors)
         updater = self._updater(carrier)
-        if cell.change.endswith("from disk"):
+        if cell.update.endswith("from disk"):
             done, message = self._from_disk(updater, tensors)
-        elif cell.change == BIAS_UPDATE:
+        elif cell.update == BIAS_UPDATE:
             done, message = self._from_tensors(updater, [tensors[-1:]])
         else:
-            if cell.change.endswith("after a broken one"):
+            if cell.update.endswith("after a broken one"):
                 self._from_tensors(updater, _steps(broken(tensors), 2))
-            number = 2 if cell.change.endswith("in two steps") else 1
+            number = 2 if cell.update.endswith("in two steps") else 1
             done, message = self._from_tensors(updater, _steps(tensors, number))
         if fits and not done:
             raise UpdateFailed(message)

@@ -45,7 +45,7 @@ def has_bias(cell: Cell) -> bool:
 
 def bias_seed(cell: Cell) -> int:
     """Which correction bias has to be in force at the call."""
-    return NEW_SEED if cell.change == BIAS_UPDATE or cell.change.startswith("update") else 5
+    return NEW_SEED if cell.update == BIAS_UPDATE or cell.update.startswith("update") else 5
 
 
 def correction_bias(routing: str, seed: int = 5) -> torch.Tensor:

@@ -80,6 +80,11 @@ def control_cells() -> tuple[Cell, ...]:
         Cell(**swiglu, change="broken update from tensors in two steps", tokens=255),
         Cell(a8w4="1", change="update from tensors after a broken one"),
         Cell(**swiglu, change="update from tensors after a broken one", tokens=255),
+        # Weights that come again after a flag has changed.
+        Cell(change="set A8W4=1", then="update from disk"),
+        Cell(a8w4="1", change="set A4W4=1", then="update from tensors"),
+        Cell(**swiglu, change="set GU_ITLV=0", then="update from tensors", tokens=255),
+        Cell(**swiglu, change="set A8W4=1", then="update from disk", tokens=255),
         # SGLang's routing.
         Cell(a8w4="1", routing="softmax"),
         Cell(a8w4="1", routing="fp32 bias"),
@@ -109,9 +114,14 @@ def _none(cell: Cell, whole: Class) -> bool:
 _HALF_WAY = "broken update from tensors in two steps"
 
 
+def _changed_mode(cell: Cell) -> bool:
+    """SiTUv2 layers whose mode is another one since the load."""
+    return cell.activation == "situv2" and cell.change in ("set A8W4=1", "unset A8W4")
+
+
 def _called_without_a_look(cell: Cell, whole: Class) -> bool:
-    """What is right, and what has to refuse since its update was broken off."""
-    return whole is Class.RIGHT or cell.change == _HALF_WAY
+    """What is right, what has to refuse since its update was broken off, and what is refused before its change is."""
+    return whole is Class.RIGHT or cell.change == _HALF_WAY or _changed_mode(cell)
 
 
 def _decided_by_the_plan(cell: Cell, whole: Class) -> bool:
@@ -136,8 +146,9 @@ def _sent_by_the_plan(cell: Cell, whole: Class) -> bool:
     unlimited = cell.activation == "swiglu_unclamped" or (
         cell.activation == "silu" and cell.setting == "FP8_BOUND=0"
     )
-    changed = cell.change in ("set A8W4=1", "unset A8W4")
-    changed = changed or (cell.activation == "swiglu" and cell.change == "set GU_ITLV=0")
+    changed = _changed_mode(cell) or (
+        cell.activation == "swiglu" and cell.change == "set GU_ITLV=0"
+    )
     return unlimited or changed or cell.arch == "gfx1250"
 
 
@@ -182,7 +193,8 @@ def _left_to_the_selector(cell: Cell, whole: Class) -> bool:
     """SiTUv2 in A16W4 where SGLang can load it."""
     a16w4 = cell.activation == "situv2" and "1" not in (cell.a8w4, cell.a4w4)
     unmasked = cell.change in ("nothing", "set A8W4=1") and not cell.parallel.startswith("ep")
-    return a16w4 and unmasked and cell.arch != "gfx1250" and cell.aiter == "0.1.20"
+    loaded_once = unmasked and cell.then == "nothing"
+    return a16w4 and loaded_once and cell.arch != "gfx1250" and cell.aiter == "0.1.20"
 
 
 def _left_to_the_runner(cell: Cell, whole: Class) -> bool:

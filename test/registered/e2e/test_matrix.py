@@ -7,11 +7,13 @@ behind. The controls leave patches out, one at a time, and the matrix has to sho
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sglang_aiter_moe.matrix import cells, stored
+from sglang_aiter_moe.matrix.cells import Cell
 from sglang_aiter_moe.matrix.classes import Class
 from sglang_aiter_moe.matrix.run import Side, run, run_without, sglang_of
 from sglang_aiter_moe.testing.matrix_controls import (
@@ -29,6 +31,7 @@ register_cpu_ci(est_time=240, suite="base-a-test-cpu")
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
+GPT_OSS = {"activation": "swiglu", "rows": "interleaved", "tokens": 255}
 SIDES = [Side(release, patched) for release in ("0.5.23", "0.5.19") for patched in (True, False)]
 
 
@@ -103,6 +106,23 @@ def test_each_cell_is_as_kept_in_whatever_order_it_runs(runs, kept, side):
         if row[position[cell.name]] != stored.letter(cell, outcome)
     }
     assert not differing
+
+
+@pytest.mark.parametrize(
+    "cell,expected",
+    [
+        (Cell(change="set A8W4=1"), Class.REFUSED),
+        (Cell(a8w4="1", change="set A4W4=1"), Class.RIGHT),  # A8W4 goes before it
+        (Cell(**GPT_OSS, change="set GU_ITLV=0"), Class.RIGHT),  # the plan says what is sent
+        (Cell(**GPT_OSS, change="set A8W4=1"), Class.RIGHT),  # SiTUv2's flag
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_an_update_does_not_hide_that_a_flag_has_changed(runs, cell, expected):
+    classes = runs["controls"].result()[None].classes()
+    found = [kind for one, kind in classes.items() if one.then != "nothing"]
+    mine = [k for one, k in classes.items() if replace(one, then="nothing") == cell != one]
+    assert len(found) == 4 and mine == [expected]
 
 
 @pytest.mark.parametrize("name", CONTROLS)

@@ -110,10 +110,47 @@ def test_a_change_changes_something(full):
             assert cell.environment.get(name) != value, cell.name
 
 
+def test_flags_that_change_meet_updates_of_the_weights(full, covering):
+    for chosen in (full, covering):
+        here = [c for c in chosen if c.then != "nothing"]
+        assert {c.activation for c in here} == {"situv2", "swiglu"}
+        assert {c.arch for c in here} == {"gfx950", "gfx1250"}
+        assert {(c.change, c.then) for c in here} == {
+            (change, then)
+            for change in (
+                "set A8W4=1", "unset A8W4", "set A4W4=1", "unset A4W4",
+                "set GU_ITLV=0", "set GU_ITLV=1", "set FP8_BOUND=1",
+            )
+            for then in ("update from disk", "update from tensors")
+        }  # fmt: skip
+    for activation, rows in (("situv2", "halves"), ("swiglu", "interleaved")):
+        here = [c for c in full if c.then != "nothing" and c.activation == activation]
+        assert {c.gu_itlv for c in here} == {None, "0", "1"}
+        assert rows in {c.rows for c in here}
+
+
+@pytest.mark.parametrize(
+    "change,then,update",
+    [
+        ("nothing", "nothing", ""),
+        ("set A8W4=1", "nothing", ""),
+        ("process again", "nothing", ""),
+        ("update from disk", "nothing", "update from disk"),
+        ("broken update from tensors", "nothing", "broken update from tensors"),
+        (cells.BIAS_UPDATE, "nothing", cells.BIAS_UPDATE),
+        ("set A8W4=1", "update from disk", "update from disk"),
+    ],
+)
+def test_how_the_weights_are_updated(change, then, update):
+    assert Cell(change=change, then=then).update == update
+
+
 def test_a_name_says_what_is_not_usual():
     cell = Cell(a8w4=" 1", parallel="ep2r1", change="unset A8W4", tokens=2)
     assert cell.name == "situv2/halves/gfx950/0.1.20/m2/A8W4=' 1'/ep2r1/unset A8W4"
     assert cell.environment == {"AITER_SITUV2_A8W4": " 1"}
+    cell = Cell(change="set A8W4=1", then="update from disk")
+    assert cell.name == "situv2/halves/gfx950/0.1.20/m257/set A8W4=1/then update from disk"
     assert Cell(routing="fp32 bias").name == "situv2/halves/gfx950/0.1.20/m257/routed, fp32 bias"
     assert Cell(setting="FORCE_A8W4=empty").environment == {"AITER_FORCE_A8W4": ""}
 

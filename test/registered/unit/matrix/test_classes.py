@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from sglang_aiter_moe.matrix import one_cell
 from sglang_aiter_moe.matrix.cells import BIAS_UPDATE, Cell
 from sglang_aiter_moe.matrix.classes import Class, asked_mode, classify, in_another_mode
 from sglang_aiter_moe.matrix.kinds import BY_KEY, KINDS, kind_of
@@ -49,6 +50,42 @@ def test_the_first_call_may_refuse_what_changed_after_the_load(error):
     assert classify(Cell(), outcome) is Class.REFUSED_LATE
     before = Outcome("first call", *error)  # nothing had changed yet
     assert classify(Cell(change="unset A8W4"), before) is Class.REFUSED_LATE
+
+
+CHANGED = Cell(change="unset A8W4", a8w4="1", then="update from disk")
+
+
+@pytest.mark.parametrize(
+    "cell,outcome,unchanged,expected",
+    [
+        # The layer would have said the same without the change: it was known at load.
+        (CHANGED, Outcome("call", "NotImplementedError", LATE), Outcome("call", "NotImplementedError", LATE),
+         Class.REFUSED_LATE),
+        # The change is what is refused: the layer ran, or failed in another way, before it.
+        (CHANGED, Outcome("call", "ContractError", "X was '1' and is None"), Outcome("done", mode="A8W4", diff=1e-6),
+         Class.REFUSED),
+        (CHANGED, Outcome("call", "NotImplementedError", LATE), Outcome("call", "ContractError", "of something else"),
+         Class.REFUSED),
+        (CHANGED, Outcome("call", "NotImplementedError", LATE), Outcome("load", "NotImplementedError", LATE),
+         Class.REFUSED),
+        # What is no refusal at the call needs no second look.
+        (CHANGED, Outcome("change", "UpdateFailed", "no"), None, Class.REFUSED),
+        (CHANGED, Outcome("done", mode="A16W4", diff=1e-6), None, Class.RIGHT),
+        (Cell(), Outcome("call", "NotImplementedError", LATE), None, Class.REFUSED_LATE),
+    ],
+)  # fmt: skip
+def test_a_change_is_compared_with_the_layer_without_it(
+    monkeypatch, cell, outcome, unchanged, expected
+):
+    asked = []
+
+    def run(one, worker):
+        asked.append(one)
+        return outcome if one == cell else unchanged
+
+    monkeypatch.setattr(one_cell, "_run", run)
+    assert classify(cell, one_cell.run(cell, None)) is expected
+    assert asked == [cell] + [Cell(a8w4="1")] * (unchanged is not None)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +151,8 @@ LAYOUT = ("layout",)
         (Cell(routing="bf16 bias", change=BIAS_UPDATE), ("packed twice", "old routing"), "old correction bias"),
         (Cell(routing="bf16 bias", change=BIAS_UPDATE), ("packed twice",), "laid out twice"),
         (Cell(change="update from tensors in two steps"), (), "raw update"),
+        (Cell(change="set A8W4=1", then="update from tensors"), LAYOUT, "raw update"),
+        (Cell(change="set A8W4=1", then="update from disk"), ("packed twice",), "laid out twice"),
         (Cell(change="broken update from tensors in two steps"), (), "broken update"),
         (Cell(), (), "other"),
     ],
