@@ -100,16 +100,19 @@ def test_where_accesses_may_not_go(lines, message, lane):
 
 
 def test_global_memory_that_nothing_wrote():
-    """It may be loaded, as kernels load slots that they drop; not used, and not copied."""
+    """Where it is followed it may be loaded and stored, as kernels do with slots that they drop, and stays unwritten."""
     memory = Memory()
     params = [memory.reserve(1024, "scratch"), memory.place(np.zeros(1024, np.uint8), "out")]
     load = START + "ld.global.v2.b32 {%r10, %r11}, [%rd3];"
-    run_module(module(load + "ret;", 2), params, memory)
-    with pytest.raises(ExecutionError, match="%r11 is read, and nothing has written it"):
-        run_module(module(load + "st.global.b32 [%rd4], %r11; ret;", 2), params, memory)
     with pytest.raises(ExecutionError, match="scratch, which nothing has written"):
-        text = module(START + "cp.async.cg.shared.global [%r2], [%rd3], 16; ret;", 2)
-        run_module(text, params, memory, shared_bytes=8192)
+        run_module(module(load + "ret;", 2), params, memory)
+    text = module(load + "st.global.b32 [%rd4], %r11; st.global.b32 [%rd4+4], 5; ret;", 2)
+    run_module(text, params, memory, follow=True)
+    written = memory.written(params[1], 512).reshape(32, 16)
+    assert not written[:, :4].any()
+    assert written[:, 4:].all()
+    with pytest.raises(ExecutionError, match="%r11 is read, and nothing has written it"):
+        run_module(module(load + "st.shared.b32 [%r11], 5; ret;", 2), params, memory, follow=True)
 
 
 def test_what_is_unknown_may_be_computed_with_and_not_used():
