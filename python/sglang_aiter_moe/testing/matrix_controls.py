@@ -213,7 +213,7 @@ BEHIND: dict[str, tuple[str, Callable[[Cell, Class], bool]]] = {
 
 
 def _right_after(change: str) -> Callable[[Cell, Class], bool]:
-    return lambda cell, whole: whole is Class.RIGHT and change in cell.change
+    return lambda cell, whole: whole is Class.RIGHT and change in cell.update
 
 
 #: The gpt-oss cells in two releases before 0.5.17, whose updates are in two places. Without the second the next call
