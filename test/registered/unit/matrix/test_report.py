@@ -32,6 +32,17 @@ def gpt_oss():
     return stored.load(DOCS / "matrix_gpt_oss.json")
 
 
+@pytest.fixture(scope="module")
+def full():
+    return stored.load(DOCS / "matrix_full.json")
+
+
+@pytest.fixture(scope="module")
+def letter_of(full):
+    """By cell, of 0.5.23 with the plugin."""
+    return dict(zip(cells.full(), full.letters["0.5.23"]["patched"], strict=True))
+
+
 def test_the_page_and_the_picture_are_made_from_the_results(kept):
     assert (DOCS / "matrix.md").read_text() == report.markdown(kept, *report.further(DOCS))
     assert (DOCS / "matrix.svg").read_text() == picture.svg(kept)
@@ -62,8 +73,7 @@ def test_before_0_5_17_every_gpt_oss_cell_is_right_or_refused(gpt_oss, release):
     assert gpt_oss.counts(release, "unpatched")[Class.SILENT_WRONG] > 20
 
 
-def test_what_was_run_of_the_full_set_is_right_or_refused():
-    full = stored.load(DOCS / "matrix_full.json")
+def test_the_full_set_is_right_or_refused(full):
     assert full.cells == "full" and set(full.letters["0.5.23"]) == {"patched"}
     counts = full.counts("0.5.23", "patched")
     assert set(counts) == {Class.RIGHT, Class.REFUSED}
@@ -78,14 +88,14 @@ GPT_OSS = {"activation": "swiglu", "rows": "interleaved", "tokens": 255}
 @pytest.mark.parametrize(
     "expected,cell",
     [
-        # SiTUv2's flags decide the mode, A8W4 before A4W4 (docs/contract.md section b.1); a layer stays as it was laid out.
+        # SiTUv2's flags decide the mode, A8W4 before A4W4 (docs/contract.md section b.1); a layer stays as laid out.
         ("changed after load", cells.Cell(change="set A8W4=1")),
         ("changed after load", cells.Cell(change="set A4W4=1", gu_itlv="0")),
         ("changed after load", cells.Cell(a8w4="1", change="unset A8W4", gu_itlv="1")),
         ("changed after load", cells.Cell(a4w4="1", change="set A8W4=1")),
         ("right", cells.Cell(a8w4="1", change="set A4W4=1")),
         ("right", cells.Cell(a8w4="1", a4w4="1", change="unset A4W4")),
-        # SGLang alone reads the gate-up flag; after the load the plan says what is sent. SiTUv2's are about no other layer.
+        # SGLang alone reads the gate-up flag; after the load the plan says what is sent. SiTUv2's are SiTUv2's alone.
         ("right", cells.Cell(change="set GU_ITLV=0")),
         ("right", cells.Cell(gu_itlv="0", change="set GU_ITLV=1")),
         ("right", cells.Cell(**GPT_OSS, change="set GU_ITLV=0")),
@@ -101,11 +111,9 @@ GPT_OSS = {"activation": "swiglu", "rows": "interleaved", "tokens": 255}
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_a_changed_flag_before_an_update_is_refused_where_the_layer_depends_on_it(
-    expected, cell, then
+    letter_of, expected, cell, then
 ):
-    full = stored.load(DOCS / "matrix_full.json")
-    (position,) = full.positions(lambda other: other == replace(cell, then=then))
-    letter = full.letters["0.5.23"]["patched"][position]
+    letter = letter_of[replace(cell, then=then)]
     reason = stored.reason_for(letter) or stored.class_of(letter).value
     assert reason == expected
 
