@@ -89,6 +89,7 @@ class Device:
         edit: takes a kernel's name and PTX and returns the text to run (mutations).
         multiprocessors: how many the kernels' launch code finds; fewer make persistent programs take more turns.
         late: asynchronous results land when they are waited for; else when they are issued.
+        fp8_bits: how many bits sums of fp8 products keep, about 13 on hardware (``matrix_sums``); None: all.
         lockstep: CTAs that advance together; None: the machine's choice.
         max_instructions: warp-instructions of one launch before it counts as one that does not end.
     """
@@ -100,6 +101,7 @@ class Device:
         edit: Callable[[str, str], str] = lambda name, text: text,
         multiprocessors: int = MULTIPROCESSORS,
         late: bool = True,
+        fp8_bits: int | None = None,
         lockstep: int | None = None,
         max_instructions: int = 1 << 28,
     ) -> None:
@@ -107,7 +109,12 @@ class Device:
         self.launches: list[Launch] = []
         self._driver = triton_driver.Driver(self.launched, multiprocessors)
         self.placing, self._edit = Placing(self.memory, scratch), edit
-        self._options = {"late": late, "lockstep": lockstep, "max_instructions": max_instructions}
+        self._options = {
+            "late": late,
+            "fp8_bits": fp8_bits,
+            "lockstep": lockstep,
+            "max_instructions": max_instructions,
+        }
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Device:

@@ -129,6 +129,7 @@ def run(
     max_seconds: float = math.inf,
     checked: bool = True,
     follow: bool = False,
+    fp8_bits: int | None = None,
     code: Code | None = None,
 ) -> Statistics:
     """Executes ``grid`` CTAs of ``kernel``; what it stores is in ``memory`` afterwards.
@@ -142,7 +143,8 @@ def run(
         lockstep: CTAs that are executed side by side; None: about 2048 threads.
         max_instructions, max_seconds: when a launch is taken to hang.
         checked: report reads of registers, shared and global memory that nothing wrote.
-        follow: let kernels load from global memory what nothing wrote, and store what came of it (``State.follow``).
+        follow: let kernels copy what nothing wrote, and store what came of it (``State.follow``).
+        fp8_bits: how many bits sums of fp8 products keep (``matrix_sums``); None: all.
         code: what ``Code(program.kernels[kernel])`` made, to decode once for many launches.
 
     Raises:
@@ -168,6 +170,7 @@ def run(
     lockstep = lockstep or max(1, 2048 // per_cta)
     runner = _Runner(code or Code(described), memory, address, grid, threads)
     runner.late, runner.checked, runner.follow = late, checked, follow
+    runner.fp8_bits = fp8_bits
     runner.shared_bytes = described.static_shared + shared_bytes
     runner.limits = (max_instructions or sys.maxsize, started + max_seconds)
     with np.errstate(all="ignore"):
@@ -220,6 +223,7 @@ class _Runner:
 
     late = checked = True
     follow = False
+    fp8_bits: int | None = None
     shared_bytes = 0
     limits = (sys.maxsize, math.inf)
 
@@ -237,7 +241,8 @@ class _Runner:
         s.memory = self._memory
         s.shared = Shared(s.ctas, self.shared_bytes, checked=self.checked)
         s.tasks, s.barriers, s.named = Tasks(s), Barriers(s), NamedBarriers(s)
-        s.params, s.follow = np.uint64(self._params), self.follow
+        s.params = np.uint64(self._params)
+        s.follow, s.fp8_bits = self.follow, self.fp8_bits
         s.specials = specials(ctas, self._grid, self._threads, self.shared_bytes)
         self._fragments = [_Fragment(0, s.group((1 << s.rows) - 1))]
         spins = 0

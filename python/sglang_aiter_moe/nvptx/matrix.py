@@ -3,9 +3,8 @@
 A warp's part of a product needs its own rows of A, its own registers and all of B, so each warp executes a ``wgmma`` by
 itself, also where the four warps of a group come to it at different times.
 
-Sums: all products of one instruction are exact, they and the accumulator are added in float64, and the sum is rounded
-to float32 once. Hardware adds fp8 products with fewer bits (docs/kernel-notes.md: about 13); that is not modelled.
-Integer products are exact and wrap.
+Sums: exact, rounded to float32 once an instruction, or with fewer bits for fp8 (``matrix_sums``). Integer products are
+exact and wrap.
 
 Late mode: A, whether in registers or in shared memory, B and the accumulator are read, and the result is written, when
 ``wgmma.wait_group`` asks for the product's group; until then reading or writing the result's registers is a Fault.
@@ -24,6 +23,7 @@ from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import matrix_layout as layout
 from sglang_aiter_moe.nvptx.decode import Operation, constant, full, operands, refuse, source
 from sglang_aiter_moe.nvptx.matrix_doubts import Doubts
+from sglang_aiter_moe.nvptx.matrix_sums import add_product
 from sglang_aiter_moe.nvptx.operands import Operand
 from sglang_aiter_moe.nvptx.state import LANES, Group, State
 from sglang_aiter_moe.nvptx.text import Instruction
@@ -52,19 +52,6 @@ def gather(group: Group, registers: list[int], checked: bool = True) -> np.ndarr
     return out
 
 
-def add_product(left: np.ndarray, right: np.ndarray, bits: np.ndarray | None, integer: bool):
-    """``left @ right`` plus the accumulator (bits as uint32 [n, 16, columns]; None: zero), as bits again."""
-    product = np.matmul(left.astype(F64), right.astype(F64))
-    if integer:
-        total = product.astype(I64)
-        if bits is not None:
-            total += bits.view(np.int32)
-        return total.astype(U32)
-    if bits is not None:
-        product += bits.view(F32)
-    return product.astype(F32).view(U32)
-
-
 def whole_warps(group: Group, what: str) -> None:
     """A Fault unless all lanes act: these instructions are ``.aligned``."""
     if group.mask is not None and not group.mask.all():
@@ -87,6 +74,7 @@ _MMA_KINDS = {("bf16", "bf16"): 16, ("f16", "f16"): 16} | {
 def _mma(instruction: Instruction) -> Operation:
     """mma.sync.aligned.m16n8kK.row.col.dtype.atype.btype.ctype."""
     left, right, kinds = _mma_types(instruction)
+    k = _MMA_KINDS[left, right]
     integer = left in ("s8", "u8")
     if kinds != (("s32",) * 2 if integer else ("f32",) * 2):
         raise refuse(instruction, f"accumulators of {kinds}")
@@ -117,6 +105,7 @@ def _mma(instruction: Instruction) -> Operation:
             layout.b_matrix(gather(g, b_slots, False), right),
             layout.result_matrix(start),
             integer,
+            g.state.fp8_bits if k == 32 else None,
         )
         registers = layout.result_registers(result)
         for i, slot in enumerate(target):
@@ -184,7 +173,9 @@ def _wgmma(instruction: Instruction) -> Operation:
                 old = layout.result_matrix(gather(rows, target, checked=False))
                 if not keep.all():
                     old = np.where(keep[:, None, None], old, U32(0))
-            result = add_product(a_of(rows, at) * signs, matrix, old, False)
+            result = add_product(
+                a_of(rows, at) * signs, matrix, old, False, state.fp8_bits if k == 32 else None
+            )
             registers = layout.result_registers(result)
             unknown = doubts.at_effect(rows, keep, None if of_a is None else of_a[at], of_b)
             pending[rows.ids] -= 1

@@ -34,8 +34,9 @@ class State:
 
     Attributes:
         late: an asynchronous effect lands when its wait completes; else when it is issued.
-        follow: what nothing has written may be loaded from global memory, and stored there, and stays unknown; else
-            both are Faults.
+        fp8_bits: of a sum of fp8 products (``matrix_sums``); None: all.
+        follow: what nothing has written may be copied to shared memory and stored to global memory, and stays unknown
+            there; else both are Faults.
         events: grows with everything that can end a wait; ``writes`` with what is stored to global memory.
         params: address of the parameters; ``specials``: special registers by name.
         live: bool [rows, 32], lanes that have not ended.
@@ -63,6 +64,7 @@ class State:
         self.flying: dict[int, int] = {}
         self.events = self.writes = 0
         self.follow = False
+        self.fp8_bits: int | None = None
         self.params = np.uint64(0)
         self.specials: dict[str, np.ndarray] = {}
         self.clock = 0

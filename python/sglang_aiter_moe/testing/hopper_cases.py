@@ -1,6 +1,6 @@
 """Layers of every Hopper form: what a GPU runs (``test_gpu.py``), and the PTX interpreter on a CPU.
 
-``python -m sglang_aiter_moe.testing.hopper_cases [--json FILE] [--early] [--multiprocessors N] [PATTERN ...]``
+``python -m sglang_aiter_moe.testing.hopper_cases [--json FILE] [--early] [--fp8-bits N] [--multiprocessors N] [PATTERN ...]``
 interprets the layers whose names (form/mode/case) match and prints one JSON object a layer. Must run in a process
 without TRITON_INTERPRET. The forms are written for Triton 3.6; a later one compiles others (docs/kernel-notes.md,
 "Cautions"), which must be right as well.
@@ -148,6 +148,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--early", action="store_true")
+    parser.add_argument("--fp8-bits", type=int)
     parser.add_argument("--multiprocessors", type=int, default=132)
     options = parser.parse_args(arguments)
     rows = []
@@ -157,7 +158,8 @@ def main(arguments: list[str]) -> int:
         row = {"name": name}
         try:
             row |= execute(
-                form, case, options.seed, late=not options.early, multiprocessors=options.multiprocessors
+                form, case, options.seed, late=not options.early, multiprocessors=options.multiprocessors,
+                fp8_bits=options.fp8_bits,
             )  # fmt: skip
         except Exception as error:  # a layer that fails is a row, and the others run
             row |= {"right": False, "error": f"{type(error).__name__}: {error}"}

@@ -72,6 +72,14 @@ def test_a_row_for_every_form_and_mode():
     assert {mode for _, mode in wanted} == {mode for _, mode in got}
 
 
+def test_sums_of_fp8_products_with_as_few_bits_as_hardware():
+    """Still within the bound, and not what exact sums give."""
+    form, case = LAYERS["fp8/A8W4/small"]
+    rows = [hopper_cases.execute(form, case, SEED, fp8_bits=bits) for bits in (None, 13, 3)]
+    assert rows[0]["right"] and rows[1]["right"] and not rows[2]["right"]
+    assert rows[0]["rel_err"] != rows[1]["rel_err"]
+
+
 @pytest.mark.parametrize("processors", [1, 3])
 def test_persistent_programs_that_take_several_turns(processors):
     """A ring that goes round, and blocks of several experts in one program."""

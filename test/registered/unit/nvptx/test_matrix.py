@@ -9,7 +9,7 @@ import pytest
 
 from sglang_aiter_moe.amdgpu import formats
 from sglang_aiter_moe.amdgpu.errors import Fault
-from sglang_aiter_moe.nvptx import matrix, matrix_moves
+from sglang_aiter_moe.nvptx import matrix, matrix_moves, matrix_sums
 from sglang_aiter_moe.nvptx.errors import PtxError
 from sglang_aiter_moe.nvptx.shared import BASE
 from sglang_aiter_moe.testing.ptx_pieces import Piece
@@ -300,6 +300,27 @@ def test_other_forms_are_refused(line):
     line = line.replace("{A}", "{%r4, %r5, %r6, %r7}").replace("{D}", "{%r0, %r1, %r2, %r3}")
     with pytest.raises(PtxError, match="is not modelled"):
         Piece(f".reg .b32 %r<8>;\n.reg .b64 %rd<1>;\n{line}", matrix.TABLE)
+
+
+def test_sums_that_keep_few_bits():
+    """Addends below the last bit kept are cut off towards zero, each by itself, as is the sum."""
+    left = np.full((1, 16, 32), 2.0**-14, np.float32)
+    left[:, :, 0] = 1.0
+    right = np.ones((1, 32, 8), np.float32)
+    right[:, 1:, 4:] = -1.0
+
+    def total(kept: int | None, accumulator: float | None = None) -> np.ndarray:
+        bits = None
+        if accumulator is not None:
+            bits = np.full((1, 16, 8), accumulator, np.float32).view(np.uint32)
+        return matrix_sums.add_product(left, right, bits, False, kept).view(np.float32)[0, 0]
+
+    small = 31 * 2.0**-14
+    assert list(total(None)) == [1 + small] * 4 + [1 - small] * 4
+    assert list(total(13)) == [1.0] * 8
+    assert list(total(14)) == [1 + small] * 4 + [1 - small] * 4
+    assert list(total(13, 3.0)) == [4.0] * 8
+    assert list(total(13, 2.0**-14)) == [1.0] * 8
 
 
 @pytest.mark.parametrize("transposed", ["", ".trans"])
