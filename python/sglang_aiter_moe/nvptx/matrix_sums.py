@@ -4,9 +4,9 @@ Exactly, with one rounding to float32: all products of the types here are exact 
 an accumulator loses nothing that float32 would show, but for cancellation beyond 2**-53 of the largest.
 
 Or, for fp8, as Hopper's tensor cores are described: all addends, the accumulator among them, are shifted to the largest
-one's exponent, cut off (not rounded) behind some bits, and added; the sum is cut off too. DeepSeek-V3's technical report
-(section 3.3.2) names about 14 bits, docs/kernel-notes.md found about 13. The exact rule is not published, so this is a
-model of its size, not of its bits.
+one's exponent, cut off (not rounded) behind some bits, and added; the sum is cut off too. DeepSeek-V3's technical
+report (section 3.3.2) names about 14 bits, docs/kernel-notes.md about 13. The exact rule is not published, so this is
+a model of the error's size, not of its bits.
 """
 
 from __future__ import annotations

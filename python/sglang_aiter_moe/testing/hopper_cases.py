@@ -1,9 +1,9 @@
 """Layers of every Hopper form: what a GPU runs (``test_gpu.py``), and the PTX interpreter on a CPU.
 
-``python -m sglang_aiter_moe.testing.hopper_cases [--json FILE] [--early] [--fp8-bits N] [--multiprocessors N] [PATTERN ...]``
-interprets the layers whose names (form/mode/case) match and prints one JSON object a layer. Must run in a process
-without TRITON_INTERPRET. The forms are written for Triton 3.6; a later one compiles others (docs/kernel-notes.md,
-"Cautions"), which must be right as well.
+``python -m sglang_aiter_moe.testing.hopper_cases [--json FILE] [PATTERN ...]`` (others: ``--help``) interprets the
+layers whose names (form/mode/case) match and prints one JSON object a layer. Must run in a process without
+TRITON_INTERPRET. The forms are written for Triton 3.6; a later one compiles others (docs/kernel-notes.md, "Cautions"),
+which must be right as well.
 """
 
 from __future__ import annotations
