@@ -38,7 +38,7 @@ with the patch set.
 
 - **right**: it agrees with the oracle of one of the three activation modes (logits_diff below {close}).
   `in another mode`: of these, SiTUv2 layers whose flags mean another mode than the one that ran.
-- **refused**: a clear error when the layer is built or loaded, or, about what changed since, at the first call after it.
+- **refused**: a clear error when the layer is built or loaded, or, about what has changed since, at the next call.
 - **refused late**: a clear error at the first call about what was known at load: also where something changed between
   them, if the layer without the change is refused with the same words.
 - **silently wrong**: a result that agrees with no mode, without any error.
@@ -62,9 +62,9 @@ remarks.
 
 #: Where the kept results of the full set are from.
 _RUN_AT = """
-10152 of these cells, in which nothing changes after the load, ran at commit 85055c8; all others (part 4 of 8, the crossed
-ones below, and whatever changes after the load) ran later, on the code of this page's commit. Between the two `contract/`
-has changed in one message, and `srt/` in what weight updates do: `weight_updater.py`, `ranks.py`,
+10152 of these cells, in which nothing changes after the load, ran at commit 85055c8; all others (part 4 of 8, the
+crossed ones below, and whatever changes after the load) ran later, on the code of the commit that wrote this. Between
+the two `contract/` has changed in one message, and `srt/` in what weight updates do: `weight_updater.py`, `ranks.py`,
 `mxfp4_layer_weights.py`. CI holds the covering cells, which are part of the set, to the code as it is.
 """
 
@@ -249,9 +249,9 @@ def _crossed(full: Stored, stored: Stored, release: str) -> str:
 
     return (
         "\nA flag changes after the load, and then the weights are updated (Kimi K3's layers and gpt-oss's, gfx950 and "
-        f"gfx1250, {release}): with the plugin {told(full, 'patched')}. Right are those whose kernels do not depend on the flag, "
-        "with the new weights; the others are refused at the load or at the next call, as an update keeps the layout of "
-        f"the load. SGLang alone, in the default run: {told(stored, 'unpatched')} (the crashes in the update).\n"
+        f"gfx1250, {release}): with the plugin {told(full, 'patched')}. Right are those whose kernels do not depend on "
+        "the flag, with the new weights; the others are refused at the load or at the next call, as an update keeps the "
+        f"layout of the load. SGLang alone, in the default run: {told(stored, 'unpatched')} (the crashes in the update).\n"
     )
 
 
