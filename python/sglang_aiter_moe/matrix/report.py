@@ -250,8 +250,9 @@ def _crossed(full: Stored, stored: Stored, release: str) -> str:
     return (
         "\nA flag changes after the load, and then the weights are updated (Kimi K3's layers and gpt-oss's, gfx950 and "
         f"gfx1250, {release}): with the plugin {told(full, 'patched')}. Right are those whose kernels do not depend on "
-        "the flag, with the new weights; the others are refused at the load or at the next call, as an update keeps the "
-        f"layout of the load. SGLang alone, in the default run: {told(stored, 'unpatched')} (the crashes in the update).\n"
+        "the flag, with the new weights; the others are refused at the load or at the next call, as an update keeps "
+        f"the layout of the load. SGLang alone, in the default run: {told(stored, 'unpatched')} (the crashes in the "
+        "update).\n"
     )
 
 
