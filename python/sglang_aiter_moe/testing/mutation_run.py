@@ -5,7 +5,8 @@ checkout's root. Results are kept in RESULTS (docs/mutation.json) and gone on wi
 the same source. Each runs in a fork of a process that has torch and pytest loaded already, so that a mutant costs its
 tests alone. Python processes that the tests start import the mutant too.
 
-A draw (``--draw``) is a sample whose first verdicts count: what its modules became later changes nothing in it.
+A draw (``--draw``) is a sample whose first verdicts count: what its modules became later changes nothing in it. What
+``--again`` finds is kept beside them.
 """
 
 from __future__ import annotations
@@ -95,7 +96,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "srt/layers/moe/correction_bias.py": _BIAS,
     "srt/layers/moe/topk.py": _BIAS,
-    "srt/layers/quantization/mxfp4.py": (f"{_MX}quant_info.py", *_LAYOUT, f"{_MX}situ_output.py"),
+    "srt/layers/quantization/mxfp4.py": (
+        f"{_MX}quant_info.py",
+        *_LAYOUT,
+        f"{_MX}situ_output.py",
+        f"{_MX}watch.py",
+    ),
     "srt/layers/quantization/mxfp4_checkpoint.py": (f"{_MX}checkpoint.py", *_LAYOUT),
     "srt/layers/quantization/mxfp4_layer_weights.py": (
         f"{_MX}layer_weights.py",
@@ -303,6 +309,27 @@ def beside(others: Sequence[dict[str, Any]], name: str, source: str) -> set[str]
     return exact | {m.name for m in distinct(name) if without_line(m.name) in moved}
 
 
+def later_look(
+    entry: dict[str, Any], name: str, source: str
+) -> tuple[list[Mutant], dict[str, str]]:
+    """What ``--again`` has to run of a module, and where its verdicts go.
+
+    Its survivors; where the source is another one by now, every mutant with the text of one that was drawn.
+    """
+    if entry["source"] == source:
+        kept = entry.get("again", {})
+        left = {change for change, v in (entry["ran"] | kept).items() if v == "survived"}
+        if left:
+            entry["again"] = kept
+        return [mutant for mutant in distinct(name) if mutant.name in left], kept
+    if entry.get("now", {}).get("source") != source:
+        entry["now"] = {"source": source, "ran": {}}
+    kept = entry["now"]["ran"]
+    drawn = set(map(without_line, entry["ran"]))
+    found = [mutant for mutant in distinct(name) if without_line(mutant.name) in drawn]
+    return [mutant for mutant in found if kept.get(mutant.name, "survived") == "survived"], kept
+
+
 def sources(names: Sequence[str]) -> dict[str, str]:
     """What tells a module's source from another one, by module."""
     return {n: hashlib.sha256((PACKAGE / n).read_bytes()).hexdigest()[:16] for n in names}
@@ -328,7 +355,7 @@ def main() -> None:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="the same, with the verdicts kept beside the first ones",
+        help="the same, with the verdicts kept beside the first ones; of a changed source all of the draw",
     )
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
@@ -356,20 +383,20 @@ def main() -> None:
             if entry and options.draw:
                 print(f"{name}: another source since it was drawn; its first verdicts stay")
                 drawn[name] = []
-                continue
-            entry = {"source": hashes[name], "mutants": 0, "ran": {}}
+            else:
+                entry = {"source": hashes[name], "mutants": 0, "ran": {}}
+        if entry["source"] == hashes[name]:
+            entry["mutants"] = len(distinct(name))
         results[name] = entry
-        entry["mutants"] = len(distinct(name))
         if options.survivors:
             entry["ran"] = {m: v for m, v in entry["ran"].items() if v != "survived"}
         kept = entry["ran"]
         todo = [mutant for mutant in drawn[name] if mutant.name not in kept]
+        if time.monotonic() > end:
+            continue
         if options.again:
-            todo = [mutant for mutant in distinct(name) if kept.get(mutant.name) == "survived"]
-            if todo:
-                kept = entry.setdefault("again", {})
-                todo = [m for m in todo if kept.get(m.name, "survived") == "survived"]
-        if not todo or time.monotonic() > end:
+            todo, kept = later_look(entry, name, hashes[name])
+        if not todo:
             continue
         if TESTS[name] not in unchanged:
             unchanged[TESTS[name]] = passes(name, None, TESTS[name], 600)

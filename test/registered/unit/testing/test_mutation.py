@@ -126,6 +126,29 @@ def test_mutants_of_an_edited_file_are_known_by_their_text():
     assert {without_line(found) for found in known} == {without_line(one.name)}
 
 
+def test_again_runs_survivors_and_of_another_source_all_that_are_still_there(monkeypatch):
+    from sglang_aiter_moe.testing import mutation_run
+
+    there = mutation_run.distinct("srt/switch.py")
+    first, second = there[0].name, there[1].name
+    entry = {"source": "now", "ran": {first: "killed", second: "survived"}}
+    todo, kept = mutation_run.later_look(entry, "srt/switch.py", "now")
+    assert [mutant.name for mutant in todo] == [second] and kept is entry["again"]
+    kept[second] = "killed"
+    assert mutation_run.later_look(entry, "srt/switch.py", "now") == ([], kept)
+    texts = [f"line 999: {mutation_run.without_line(name)}" for name in (first, second)]
+    moved = {"source": "before", "ran": dict.fromkeys([*texts, "line 1: gone"], "killed")}
+    todo, kept = mutation_run.later_look(moved, "srt/switch.py", "now")
+    assert {first, second} <= {mutant.name for mutant in todo}
+    assert {mutation_run.without_line(m.name) for m in todo} == set(
+        map(mutation_run.without_line, texts)
+    )
+    kept |= {mutant.name: "killed" for mutant in todo}
+    assert mutation_run.later_look(moved, "srt/switch.py", "now")[0] == []
+    assert mutation_run.later_look(moved, "srt/switch.py", "later")[0] == todo
+    assert moved["ran"].keys() == {*texts, "line 1: gone"}
+
+
 def test_equal_changes_are_drawn_together_or_one_by_one():
     found = mutants("\n".join(["x = a + 1", "y = b and c"] * 20))
     ones = [m for m in found if m.operator == "constant"]

@@ -78,6 +78,8 @@ def test_modules_that_have_changed_since_are_told():
     assert mutation_report.changed(same) == []
     other = {name: {"source": "of before"}, "contract/gone.py": {"source": "of before"}}
     assert mutation_report.changed(same | other) == [name, "contract/gone.py"]
+    other[name]["now"] = {"source": sources([name])[name], "ran": {}}
+    assert mutation_report.changed(other) == ["contract/gone.py"]
 
 
 def test_counts_and_reasons():
@@ -107,15 +109,23 @@ def test_a_draw_keeps_its_first_verdicts():
     second = {"srt/a.py": {"mutants": 9, "ran": ran | {"line 5: z": "survived"}}}
     page = mutation_report.markdown(first, {}, {"second": second})
     assert "| second | `srt/` | 4 | 2 | **50.0% (" in page
-    assert "| 1 of 3, 33.3% | none written |" in page
+    assert "| 1 of 3, 33.3% | not run |" in page
     moved = {"srt/a.py": first["srt/a.py"] | {"source": "later", "ran": {"line 7: x": "killed"}}}
     assert "| 1 of 3, 33.3% |" in mutation_report.markdown(moved, {}, {"second": second})
     second["srt/a.py"]["again"] = {"line 4: w": "killed", "line 5: z": "survived"}
     page = mutation_report.markdown(first, {"srt/a.py": {"z": "no GPU"}}, {"second": second})
     assert "| second | `srt/` | 4 | 2 | **50.0% (" in page
-    assert "| 1 of 3, 33.3% | 3, 75.0% |" in page
+    assert "| 1 of 3, 33.3% | 3 of 4, 75.0% |" in page
     assert "but since tests were written for them (1):\n\n- `srt/a.py` line 4: `w`\n" in page
     assert "Others (1):\n\n- `srt/a.py` line 5: `z`\n  no GPU" in page
+    # The module has changed since: what is there of the draw, on whichever line.
+    later = {"line 8: w": "killed", "line 9: z": "survived", "line 10: z": "killed"}
+    second["srt/a.py"]["now"] = {"source": "later", "ran": later}
+    page = mutation_report.markdown(first, {"srt/a.py": {"z": "no GPU"}}, {"second": second})
+    assert "| second | `srt/` | 4 | 2 | **50.0% (" in page
+    assert "| 1 of 3, 33.3% | 2 of 3, 66.7% |" in page
+    assert "but since tests were written for them (1):\n\n- `srt/a.py` line 4: `w`\n" in page
+    assert "Others (1):\n\n- `srt/a.py` line 9: `z`\n  no GPU" in page
 
 
 if __name__ == "__main__":

@@ -44,6 +44,15 @@ def gpu():
         yield fake
 
 
+def test_what_the_config_leaves_open_is_what_sglangs_leaves_open():
+    """By SGLang 0.5.17 to 0.5.23; a router without SGLang would otherwise weigh its experts in another way."""
+    config = TopKConfig(2)
+    assert config.renormalize is True and config.scoring_func == "softmax"
+    assert config.use_grouped_topk is False and config.torch_native is False
+    rest = (config.topk_group, config.num_expert_group, config.correction_bias)
+    assert rest == (None, None, None) and config.routed_scaling_factor is None
+
+
 def on_gpu(values, dtype=BF16):
     config = TopKConfig(top_k=2, use_grouped_topk=True)
     config.correction_bias = torch.tensor(values, dtype=dtype).as_subclass(OnGpu)

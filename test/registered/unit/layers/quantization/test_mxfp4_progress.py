@@ -145,6 +145,19 @@ def test_a_layer_that_comes_again_begins_a_new_round(caplog):
     assert record.getMessage().endswith("3/3 MoE layers laid out, 0.0 GiB, 6 s")
 
 
+def test_a_round_that_was_broken_off_counts_for_nothing(caplog):
+    caplog.set_level(logging.INFO)
+    progress = Progress(io.StringIO(), Clock())
+    model = layers(3)
+    for layer in model:
+        progress.planned(layer)
+    for layer in (model[0], model[1], model[0], model[2]):
+        progress.done(layer, 0)
+    assert not caplog.records
+    progress.done(model[1], 0)
+    assert "3/3" in caplog.records[0].getMessage()
+
+
 def test_a_layer_that_nobody_planned_is_done_at_once():
     stream = Terminal()
     progress = Progress(stream, Clock())

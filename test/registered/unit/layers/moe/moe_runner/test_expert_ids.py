@@ -44,6 +44,7 @@ def test_negative_ids_go_to_a_masked_slot_and_keep_their_weight(mask, slot, stat
     found, weights = rerouted(mask, [-1, 2, -7], state)
     assert found == [slot, 2, slot]
     assert weights is WEIGHTS
+    assert rerouted(mask, [0, -1, 1], state)[0] == [0, slot, 1]  # 0 is an expert
 
 
 def test_ids_that_sglang_has_replaced_itself_stay():
@@ -111,6 +112,8 @@ def test_a_mask_that_cannot_be_read_is_looked_up_where_it_is(mask, slot):
     found, weights = expert_ids.reroute_invalid(ids, WEIGHTS, given, None)
     assert found.tolist() == [[2, slot, slot]] and found.dtype == torch.int32
     assert weights.tolist() == [[0.5, 0.0, 0.0]]
+    found, weights = expert_ids.reroute_invalid(torch.tensor([[0, -1, 1]]), WEIGHTS, given, None)
+    assert found.tolist() == [[0, slot, 1]] and weights.tolist() == [[0.5, 0.0, 0.25]]
     assert WEIGHTS.tolist() == [[0.5, 0.25, 0.25]], "the caller's weights are not written"
 
 
