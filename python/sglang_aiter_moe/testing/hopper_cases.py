@@ -1,9 +1,9 @@
 """Layers of every Hopper form: what a GPU runs (``test_gpu.py``), and the PTX interpreter on a CPU.
 
 ``python -m sglang_aiter_moe.testing.hopper_cases [--json FILE] [PATTERN ...]`` (others: ``--help``) interprets the
-layers whose names (form/mode/case) match and prints one JSON object a layer. Must run in a process without
-TRITON_INTERPRET. The forms are written for Triton 3.6; a later one compiles others (docs/kernel-notes.md, "Cautions"),
-which must be right as well.
+layers whose names (form/mode/case) match, spoilt ones where a pattern says "hostile", and prints one JSON object a
+layer. Must run in a process without TRITON_INTERPRET. The forms are written for Triton 3.6; a later one compiles others
+(docs/kernel-notes.md, "Cautions"), which must be right as well.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from sglang_aiter_moe.portable.triton.hopper.mx_prefill_launch import (
 )
 from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig, run_prefill
 from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig, run_whole
+from sglang_aiter_moe.testing import hostile
 from sglang_aiter_moe.testing.triton_cases import Case, run_case
 
 LIMIT = {"A16W4": 4e-3, "A8W4": 6e-3, "A4W4": 1.5e-2}
@@ -82,13 +83,30 @@ SHAPES = [
 ]  # fmt: skip
 
 
+MANY_SLOTS = [
+    Case("many-slots", experts=48, topk=40, hidden=256, inter=64, tokens=1),
+    Case("wide", experts=9, topk=8, hidden=256, inter=2112, tokens=1),
+]
+"""More than the one-launch form keeps in registers while it converts what stage 1 gave."""
+SPOILT = {"hidden": 288, "inter": 544, "tokens": 6, "experts": 6, "bias": True}
+HOSTILE = [
+    Case(f"hostile-{name}", **SPOILT | hostile.needs(spoil) | {"spoil": spoil})
+    for name, spoil in (hostile.TOGETHER | {spoil: spoil for spoil in hostile.SPOILS}).items()
+]  # fmt: skip
+"""9 and 17 K blocks: scale rows are padded in the only step of a ring, and in its second. SiTUv2, which makes numbers
+of Inf."""
+
+
 def modes(form: str) -> tuple[str, ...]:
     return MODES.get(form, ("A16W4",))
 
 
 def takes(form: str, case: Case) -> bool:
-    """The forms for a few tokens take no mask."""
-    return not (case.mask and form.startswith(("tokens", "whole")))
+    """The forms for a few tokens take no mask and no ``num_local_tokens``; columns of padding only bf16 fragments."""
+    few = form.startswith(("tokens", "whole"))
+    if few and (case.mask or "local_tokens" in case.spoil):
+        return False
+    return not case.pad or form.startswith(("tokens", "list"))
 
 
 def right(form: str, row: dict) -> bool:
@@ -107,19 +125,27 @@ def layers() -> dict[str, tuple[str, Case]]:
         f"{form}/{mode}/{case.name}": (form, dataclasses.replace(case, mode=mode))
         for form in FORMS
         for mode in modes(form)
-        for case in SHAPES
+        for case in (*SHAPES, *HOSTILE, *(MANY_SLOTS if form.startswith("whole") else ()))
         if takes(form, case)
     }
 
 
 def execute(form: str, case: Case, seed: int, **options) -> dict:
     """``run_case`` of a form on an interpreted GPU; ``options`` of ``nvptx.launch.Device``."""
+    from sglang_aiter_moe.nvptx.launch import Device
     from sglang_aiter_moe.nvptx.layer import run_layer
+    from sglang_aiter_moe.portable.triton import workspace
 
     launches = []
+    if case.spoil:
+        # Lists are read past their end, and slots without an expert, both dropped: what is there is NaN (``run_case``).
+        options.setdefault("device", lambda scratch, **rest: Device(**rest))
+        workspace.clear()
 
     def runner(request, *operands):
-        done = run_layer(request, *operands, form=FORMS[form], keep_state=bool(launches), **options)
+        done = run_layer(
+            request, *operands, form=FORMS[form], keep_state=bool(launches or case.spoil), **options
+        )
         launches.extend(done)
 
     start, processor = time.perf_counter(), time.process_time()
@@ -153,7 +179,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     rows = []
     for name, (form, case) in layers().items():
-        if not any(fnmatch.fnmatch(name, p) for p in options.patterns):
+        patterns = [p for p in options.patterns if "hostile" in p or not case.spoil]
+        if not any(fnmatch.fnmatch(name, p) for p in patterns):
             continue
         row = {"name": name}
         try:

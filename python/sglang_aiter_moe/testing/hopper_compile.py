@@ -63,7 +63,11 @@ def mx_config(group: str):
 def forms() -> dict[str, tuple]:
     """name -> (kernel, constants, element types, warps, columns of the matrix instruction)."""
     bf16 = {"ASM": True, "T": 8, "R": 32, "G": 1, "PDL": True}
-    stage1 = STAGE1 | bf16 | {"H_USED": 3584, "A_STRIDE": 384, "PREFETCH": False, "X_STRIDE": 3584}
+    stage1 = (
+        STAGE1
+        | bf16
+        | {"H_USED": 3584, "I_USED": 384, "A_STRIDE": 384, "PREFETCH": False, "X_STRIDE": 3584}
+    )
     stage2 = K3 | bf16 | {"I_USED": 384, "A_STRIDE": 384, "HAS_BIAS": False, "G": 4, "U": 1}
     oss = {"H": 2880, "I": 2880}
     fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4, "SB": 16, "SLOTS": 3}

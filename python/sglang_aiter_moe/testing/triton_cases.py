@@ -21,6 +21,7 @@ import torch
 from sglang_aiter_moe.numerics.metrics import logits_diff, relative_error
 from sglang_aiter_moe.numerics.oracle import RawExperts, routed_moe
 from sglang_aiter_moe.portable.request import KernelRequest
+from sglang_aiter_moe.testing.hostile import TOGETHER, Layer, needs, spoiled
 from sglang_aiter_moe.testing.packing import pack_scale, pack_weight
 from sglang_aiter_moe.testing.ties import moved_by_ties
 
@@ -33,7 +34,8 @@ class Case:
     """A layer and a call.
 
     ``routing``: "random", "one" (all tokens on the same experts) or "holes" (-1 slots). ``spread``: tokens are of sizes
-    from 2**-6 to 2**2 times a standard normal one, so that an activation works in all its ranges.
+    from 2**-6 to 2**2 times a standard normal one, so that an activation works in all its ranges. ``spoil``: names of
+    ``hostile.SPOILS``.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Case:
     twice: bool = False
     per_slot: bool = False
     spread: bool = False
+    spoil: str = ""
     request: dict = field(default_factory=dict)
 
 
@@ -87,6 +90,12 @@ def _cases() -> list[Case]:
         cases.append(Case(f"{mode}-pad", mode, pad=32))
         cases.append(Case(f"{mode}-per-slot", mode, routing="holes", per_slot=True))
         cases.append(Case(f"{mode}-no-tokens", mode, tokens=0))
+    small = {"hidden": 160, "inter": 96, "tokens": 6, "experts": 6, "bias": True}
+    for mode, name in (*((m, n) for m in ("A16W4", "A8W4", "A4W4") for n in ("tokens", "experts")),
+                       ("A16W4", "slots"), ("A16W4", "columns"), ("A4W4", "columns"), ("A8W4", "after")):  # fmt: skip
+        spoil = TOGETHER[name]
+        options = small | needs(spoil) | {"spoil": spoil}
+        cases.append(Case(f"{mode}-hostile-{name}", mode, **options))
     for mode in ("A8W4", "A4W4"):
         cases.append(Case(f"{mode}-roundup-bf16", mode, requantization="roundup_bf16"))
         cases.append(Case(f"{mode}-roundup-fp32", mode, requantization="roundup_fp32"))
@@ -136,13 +145,17 @@ def routing(case: Case, g: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]
     return ids, torch.rand(ids.shape, generator=g)
 
 
-def request(case: Case, experts: RawExperts, device: str) -> KernelRequest:
+def request(
+    case: Case, experts: RawExperts, device: str, layer: Layer | None = None
+) -> KernelRequest:
     default = "none" if case.mode == "A16W4" else "epilogue"
     mask = torch.tensor(case.mask, dtype=torch.int32, device=device) if case.mask else None
     pads = {}
     if case.pad:
         pads = {"hidden_skip_k": case.pad, "hidden_skip_n": case.pad}
         pads |= {"intermediate_skip_n": case.pad, "intermediate_skip_k": case.pad}
+    if layer is not None and layer.tokens is not None:
+        pads["num_local_tokens"] = torch.tensor([layer.tokens], dtype=torch.int32, device=device)
     return KernelRequest(
         mode=case.mode,
         family="test",
@@ -195,16 +208,17 @@ def run_case(case: Case, device: str, seed: int, runner=None) -> dict:
     x = torch.randn(case.tokens, case.hidden, generator=g)
     if case.spread:
         x *= 2.0 ** torch.randint(-6, 3, (case.tokens, 1), generator=g)
-    x = x.bfloat16()
     ids, weights = routing(case, g)
-    w1_scale = pack_scale(experts.w13_scale, case.w13_scale)
-    w2_scale = pack_scale(experts.w2_scale, case.w2_scale)
+    layer = spoiled(case.spoil, experts, x.bfloat16(), ids, weights, case.pad)
+    x = layer.x
+    w1_scale = pack_scale(experts.w13_scale, case.w13_scale, layer.scale_pad)
+    w2_scale = pack_scale(experts.w2_scale, case.w2_scale, layer.scale_pad)
     shape = (case.tokens, case.topk, case.hidden) if case.per_slot else x.shape
     out = torch.full(shape, float("nan"), dtype=torch.bfloat16)
     operands = [x, pack_weight(experts.w13, case.w13), pack_weight(experts.w2, case.w2)]
     operands += [w1_scale, w2_scale, weights, ids, out]
     inner, arenas = zip(*(guarded(t, device) for t in operands), strict=True)
-    r = request(case, experts, device)
+    r = request(case, experts, device, layer)
     workspace.carve(inner[0].device, {"all": ((1 << 20,), torch.uint8)})
     workspace.poison(inner[0].device)
     runner(r, *inner)
@@ -212,11 +226,17 @@ def run_case(case: Case, device: str, seed: int, runner=None) -> dict:
     if case.twice:
         inner[-1].fill_(float("nan"))
         runner(r, *inner)
-    expected = oracle(case, experts, x, ids, weights)
+
+    def exact() -> torch.Tensor:
+        out = oracle(case, experts, x, ids, weights)
+        out[case.tokens if layer.tokens is None else layer.tokens :] = 0.0
+        return out
+
+    expected = exact()
     got = inner[-1].cpu()
     other = torch.empty(shape, dtype=torch.bfloat16)
     if (
-        case.routing == "holes"
+        case.routing == "holes" or case.spoil
     ):  # the CPU backend refuses unused slots, as AITER would read out of bounds
         other.copy_(got)
     else:
@@ -224,18 +244,23 @@ def run_case(case: Case, device: str, seed: int, runner=None) -> dict:
     if case.per_slot:
         got, other = got.sum(1, dtype=torch.float32), other.sum(1, dtype=torch.float32)
         first = first.sum(1, dtype=torch.float32)
-    empty = not expected.numel()
+    bits = bool(((first.cpu() == got) | (first.cpu().isnan() & got.isnan())).all())
+    # NaN and Inf count as one: a kernel may find the one where the oracle has the other.
+    same = bool(torch.equal(got.isfinite(), expected.to(got.dtype).isfinite()))
+    numbers = got.isfinite() & expected.isfinite()
+    got, other, expected = (torch.where(numbers, v, 0.0) for v in (got, other, expected))
+    empty = not (expected.any() or got.any())
     return {
         "case": case.name,
         "seed": seed,
         "rel_err": 0.0 if empty else relative_error(got, expected),
         "ties": 0.0
         if empty or case.mode == "A16W4"
-        else moved_by_ties(lambda: oracle(case, experts, x, ids, weights)),
+        else moved_by_ties(lambda: exact().where(numbers, 0.0)),
         "logits_diff": 0.0 if empty else logits_diff(got, expected),
         "cpu_err": 0.0 if empty else relative_error(got, other),
-        "finite": bool(got.isfinite().all()),
-        "same_bits": bool(torch.equal(first.cpu(), got)),
+        "finite": same,
+        "same_bits": bits,
         "guards": all(guards_intact(a) for a in arenas),
     }
 

@@ -67,7 +67,7 @@ def f32_to_e2m1(v):
 
 @triton.jit
 def f32_to_e4m3(v):
-    """float32 to E4M3 codes (int32): nearest even, saturating at 448; NaN gives NaN (0x7F)."""
+    """float32 to E4M3 codes (int32): nearest even, saturating at 448; NaN and Inf give NaN (0x7F)."""
     bits = v.to(tl.int32, bitcast=True)
     sign = (bits >> 24) & 0x80
     mag = bits & 0x7FFFFFFF
@@ -77,8 +77,18 @@ def f32_to_e4m3(v):
     # Below 2**-6 the step is 2**-9: adding 2**23 rounds a * 2**9 to an integer.
     small = ((a * 512.0 + TWO_POW_23).to(tl.int32, bitcast=True)) & 0xF
     code = tl.where(a < 0.015625, small, normal)
-    code = tl.where(mag > 0x7F800000, 0x7F, code)
+    code = tl.where(mag >= 0x7F800000, 0x7F, code)
     return sign | code
+
+
+@triton.jit
+def inf_to_nan(v):
+    """float32: Inf and NaN give NaN; everything else stays as it is. One multiply-add.
+
+    Hopper forms bring a NaN weight scale (E8M0 255) in as Inf, which an activation would turn into a finite number; so
+    stage 1's sums pass here. What comes after stage 2 may be Inf in place of NaN.
+    """
+    return v + v * 0.0
 
 
 @triton.jit
@@ -100,8 +110,8 @@ def mx_scale(amax, FORMAT: tl.constexpr, RULE: tl.constexpr):
     )
     exponent = (bits + HALF) >> 23
     scale = tl.maximum(exponent - EMAX, 0)
-    if RULE == "even":
-        return tl.where(exponent >= 255, 255, scale)
+    if RULE == "even":  # a NaN's bits plus HALF may pass 2**31
+        return tl.where((exponent >= 255) | (bits >= 0x7F800000), 255, scale)
     return tl.where(bits > 0x7F800000, 255, scale)
 
 

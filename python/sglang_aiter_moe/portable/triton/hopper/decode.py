@@ -60,7 +60,7 @@ def opaque(v):
 def scale_pair(byte):
     """E8M0 bytes to a pair of bf16 with the exponent field byte + 62, both halves alike, in an int32.
 
-    Scales above 2**65 (byte 192), and NaN, become Inf, which reaches the output as Inf or NaN.
+    Scales above 2**65 (byte 192), and NaN, become Inf (``codecs.inf_to_nan``).
     """
     exponent = tl.minimum(byte.to(tl.int32), 193) + SCALE_BIAS
     return exponent * 0x00800080

@@ -28,11 +28,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
+from sglang_aiter_moe.portable.triton import codecs as _codecs
 from sglang_aiter_moe.portable.triton import layout as _layout
 
 weight_row = gluon.jit(_layout.weight_row.fn)
 weight_offset = gluon.jit(_layout.weight_offset.fn)
 scale_offset = gluon.jit(_layout.scale_offset.fn)
+inf_to_nan = gluon.jit(_codecs.inf_to_nan.fn)
 # Triton 3.9 renamed these.
 REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -40,6 +42,9 @@ async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_gl
 
 LO_SCALE = gl.constexpr(1.0 / 16)
 CODE_SCALE = gl.constexpr(64.0)  # undoes the 2**-6 of the codes
+SCALE_BITS = gl.constexpr(0x7F800000)  # where a float32 keeps an E8M0 byte
+INF_BITS = gl.constexpr(0x7F800000)
+NAN_BITS = gl.constexpr(0x7FC00000)
 
 DECODE = gl.constexpr(
     "{ .reg .b32 s, m;"
@@ -106,18 +111,26 @@ def operand(words, N: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def scale_f32(word, ODD: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
+def row_scale(largest, exponent):
+    """float32: the power of two of an exponent field; NaN where a row's largest magnitude (its bits) is Inf or NaN:
+    e4m3 has no Inf."""
+    return gl.where(largest >= INF_BITS, NAN_BITS, exponent << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def scale_f32(word, mask, ODD: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
     """Scales ``[16 W, 1]`` of block j (of j + 4: ODD) from words of four E8M0 bytes: (row, partner) of j, then of j
     + 4.
 
-    By shift and mask: byte 0 becomes 0 (and not 2**-127), 255 becomes Inf.
+    By shift and ``mask``, SCALE_BITS: byte 0 becomes 0 (and not 2**-127), 255 becomes Inf (``inf_to_nan``). With a mask
+    of 0, which takes no further instruction, 0: padding, whose bytes may be anything.
     """
     if ODD:
-        lo = (word << 7) & 0x7F800000
-        hi = (word >> 1) & 0x7F800000
+        lo = (word << 7) & mask
+        hi = (word >> 1) & mask
     else:
-        lo = (word << 23) & 0x7F800000
-        hi = (word << 15) & 0x7F800000
+        lo = (word << 23) & mask
+        hi = (word << 15) & mask
     both = gl.join(lo.to(gl.float32, bitcast=True), hi.to(gl.float32, bitcast=True))
     rows = gl.reshape(gl.permute(gl.reshape(both, (W, 8, 2)), (0, 2, 1)), (16 * W,))
     return gl.convert_layout(rows, gl.SliceLayout(1, acc_layout(N, W)), assert_trivial=True)[
@@ -196,7 +209,7 @@ def split_rows(
         both = gl.reshape(gl.join(hi, lo), (T, 4, 4, 16, 2, 2))
         both = gl.reshape(gl.permute(both, (1, 0, 5, 2, 4, 3)), (8 * T, 128))
         chunks.index(c).store(both)
-    return gl.convert_layout((exponent << 23).to(gl.float32, bitcast=True), row.type.layout)
+    return gl.convert_layout(row_scale(largest, exponent), row.type.layout)
 
 
 @gluon.jit
@@ -241,19 +254,41 @@ def start_quad(words, smem_q, N: gl.constexpr, W: gl.constexpr):
     return p0, p1, p2, p3
 
 
+@gluon.constexpr_function
+def padding_of(blocks, per_step, group):
+    """Bit j: block ``8 * group + j`` of the last step lies past the ``blocks`` of K, in the padding of its scale row.
+
+    Scale rows are padded to groups of eight blocks; whole groups past them are outside of what bulk copies see, and 0.
+    """
+    left = blocks - (blocks - 1) // per_step * per_step - 8 * group
+    return 0xFF & -(1 << left) if 0 < left < 8 else 0
+
+
+@gluon.jit
+def last_mask(step, STEPS: gl.constexpr):
+    """The mask of a scale that is padding in the last step."""
+    if STEPS == 1:
+        return 0
+    else:
+        return gl.where(step == STEPS - 1, 0, SCALE_BITS)
+
+
 @gluon.jit
 def quad_scales(
     scales,
     col_scale_ptr,
+    mask,  # last_mask
+    PADDING: gl.constexpr,  # padding_of these eight blocks
     ODD: gl.constexpr,
     N: gl.constexpr,
     W: gl.constexpr,
     COL_SCALES: gl.constexpr,
 ):
-    s0 = scale_f32(scales[0], ODD, N, W)
-    s1 = scale_f32(scales[1], ODD, N, W)
-    s2 = scale_f32(scales[2], ODD, N, W)
-    s3 = scale_f32(scales[3], ODD, N, W)
+    FIRST: gl.constexpr = PADDING >> (4 if ODD else 0)
+    s0 = scale_f32(scales[0], mask if FIRST & 1 else SCALE_BITS, ODD, N, W)
+    s1 = scale_f32(scales[1], mask if FIRST & 2 else SCALE_BITS, ODD, N, W)
+    s2 = scale_f32(scales[2], mask if FIRST & 4 else SCALE_BITS, ODD, N, W)
+    s3 = scale_f32(scales[3], mask if FIRST & 8 else SCALE_BITS, ODD, N, W)
     if COL_SCALES:
         c0, c1, c2, c3 = column_scales(col_scale_ptr, N, W)
         s0 = s0 * c0

@@ -6,10 +6,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     CODE_SCALE,
+    INF_BITS,
     acc_layout,
     barrier,
     columns_ready,
+    inf_to_nan,
     join_parts,
+    row_scale,
     stage_columns,
 )
 from sglang_aiter_moe.portable.triton.hopper.ring import (
@@ -54,16 +57,17 @@ def gate_up(
 
 @gluon.jit
 def block_exponent(y, RULE: gl.constexpr):
-    """E8M0 byte (int32 ``[S, T]``) of 32 values each, ``y [S, 32, T]``.
+    """E8M0 byte (int32 ``[S, T]``) of 32 values each, ``y [S, 32, T]``, and the bits of their largest magnitude.
 
-    RULE "epilogue" or "roundup", as ``codecs.mx_scale``.
+    RULE "epilogue" or "roundup", as ``codecs.mx_scale``; Inf and NaN give 254, with which ``row_scale`` gives NaN.
     """
     bits = gl.max(y.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     if RULE == "epilogue":
-        return gl.maximum(((bits + 0x400000) >> 23) - 8, 0)
+        exponent = gl.maximum(((bits + 0x400000) >> 23) - 8, 0)
     else:
         q = bits.to(gl.float32, bitcast=True) / 448.0
-        return (q.to(gl.int32, bitcast=True) + 0x7FFFFF) >> 23
+        exponent = (q.to(gl.int32, bitcast=True) + 0x7FFFFF) >> 23
+    return gl.where(bits >= INF_BITS, 254, exponent), bits
 
 
 @gluon.jit
@@ -104,7 +108,6 @@ def _consume(
     SLOTS: gl.constexpr,
 ):
     QUADS: gl.constexpr = ring_quads(H // 32, SB)
-    STEPS: gl.constexpr = ring_steps(H // 32, SB)
     BH: gl.constexpr = 2 if LAYOUT == "separated" else 1
     HALF: gl.constexpr = 8 * W
     TILES: gl.constexpr = (I + HALF - 1) // HALF
@@ -126,7 +129,7 @@ def _consume(
         for tile in range(gl.maximum(lo - b * TILES, 0), gl.minimum(hi - b * TILES, TILES)):
             i0 = tile * HALF
             acc, slot, phase = ring_row(
-                words, scales, full, empty, slot, phase, smem, cols, STEPS, SLOTS, QUADS, N, W, SB, BH, PARTS == 1
+                words, scales, full, empty, slot, phase, smem, cols, H // 32, SLOTS, N, W, SB, BH, PARTS == 1
             )  # fmt: skip
             _finish(
                 acc, e, start, end, i0, bias_ptr, pairs_ptr, x_scale_ptr, a_ptr, a_scale_ptr, topk, limit, alpha,
@@ -166,7 +169,7 @@ def _finish(
     """Activation and rounding of one row tile."""
     T: gl.constexpr = N // PARTS
     HALF: gl.constexpr = 8 * W
-    total = join_parts(acc, N, W, PARTS) * CODE_SCALE
+    total = inf_to_nan(join_parts(acc, N, W, PARTS) * CODE_SCALE)
     S: gl.constexpr = W // 4
     if LAYOUT == "separated":
         total = gl.permute(gl.reshape(total, (2, S, 2, 2, 8, T)), (1, 3, 2, 4, 5, 0))
@@ -201,13 +204,15 @@ def _finish(
         if VIA_BF16:
             y = y.to(gl.bfloat16).to(gl.float32)
         y = gl.where(ok, y, 0.0)
-        exponent = gl.expand_dims(block_exponent(y, RULE), 1)  # [S, 1, T]
+        exponent, bits = block_exponent(y, RULE)
+        factor = gl.expand_dims(row_scale(bits, exponent), 1)
+        exponent = gl.expand_dims(exponent, 1)  # [S, 1, T]
         scaled = y * ((254 - exponent) << 23).to(gl.float32, bitcast=True)
         # In a block even columns come first.
         out = a_ptr + pair.to(gl.int64) * (QUADS2 * 128) + block * 32 + (k % 2 * 16 + k // 2)
         gl.store(out, scaled.to(gl.float8e4nv), mask=keep)
         out_scale = a_scale_ptr + pair * (QUADS2 * 4) + block
-        gl.store(out_scale, (exponent << 23).to(gl.float32, bitcast=True), mask=ok)
+        gl.store(out_scale, factor, mask=ok)
         if (
             QUADS2 * 4 > I // 32
         ):  # stage 2 reads whole steps; its weights are 0 there, but 0 times garbage may be NaN

@@ -52,7 +52,6 @@ def _consume(
     SLOTS: gl.constexpr,
 ):
     QUADS: gl.constexpr = ring_quads(I // 32, SB)
-    STEPS: gl.constexpr = ring_steps(I // 32, SB)
     T: gl.constexpr = N // PARTS
     ROWS: gl.constexpr = 16 * W
     TILES: gl.constexpr = (H + ROWS - 1) // ROWS
@@ -86,7 +85,7 @@ def _consume(
         columns_ready()
         for tile in range(gl.maximum(lo - b * TILES, 0), gl.minimum(hi - b * TILES, TILES)):
             acc, slot, phase = ring_row(
-                words, scales, full, empty, slot, phase, smem, cols, STEPS, SLOTS, QUADS, N, W, SB, 1, PARTS == 1
+                words, scales, full, empty, slot, phase, smem, cols, I // 32, SLOTS, N, W, SB, 1, PARTS == 1
             )  # fmt: skip
             y = join_parts(acc, N, W, PARTS) * CODE_SCALE
             y = gl.permute(gl.reshape(y, (W // 2, 2, 2, 8, T)), (0, 2, 1, 3, 4))

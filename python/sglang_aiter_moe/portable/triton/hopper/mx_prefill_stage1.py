@@ -81,7 +81,7 @@ def requantize(
     S: gl.constexpr = R // 64
     B: gl.constexpr = block_layout(W)
     y = gl.convert_layout(gl.reshape(y, (S, 32, N)), B)
-    if I % (R // 2) != 0:
+    if A_STRIDE != I:
         s = gl.arange(0, S, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))
         k = gl.arange(0, 32, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))
         here = gl.expand_dims(s * 32, 1) + gl.expand_dims(k, 0) < I - i0

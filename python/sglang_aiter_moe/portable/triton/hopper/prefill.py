@@ -111,7 +111,8 @@ def operand(word, pair, N: gl.constexpr, R: gl.constexpr, W: gl.constexpr):
 def load_step(words, scales, step, K_BLOCKS: gl.constexpr, R: gl.constexpr, W: gl.constexpr):
     """Words ``[R, 16]`` and scale bytes ``[R, 4]`` of K blocks 4 * step .. 4 * step + 3; past the last one they are 0.
 
-    Scales as pairs of bf16 with the exponent field byte + 62; above 2**65 (byte 192), and for NaN, Inf.
+    Scales as pairs of bf16 with the exponent field byte + 62; above 2**65 (byte 192), and for NaN, Inf
+    (``codecs.inf_to_nan``).
     """
     w = words + step * 256
     s = scales + (step // 2 * 256 + step % 2 * 2)

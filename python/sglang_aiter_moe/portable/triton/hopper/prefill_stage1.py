@@ -8,7 +8,14 @@ one launch.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sglang_aiter_moe.portable.triton.hopper.fp8 import scale_offset, weight_offset, weight_row
+from sglang_aiter_moe.portable.triton.hopper.fp8 import (
+    INF_BITS,
+    NAN_BITS,
+    inf_to_nan,
+    scale_offset,
+    weight_offset,
+    weight_row,
+)
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import gate_up
 from sglang_aiter_moe.portable.triton.hopper.prefill import (
     copy_layout,
@@ -48,7 +55,7 @@ def block_layout(W):
 @gluon.jit
 def quantize_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
     """``y [S, 32, N]``, a scale block along axis 1, to MXFP8 or MXFP4 by ``codecs.mx_scale``'s rules: the elements as
-    float32, and the scales' E8M0 bytes ``[S, N]``."""
+    float32, and the scales' E8M0 bytes ``[S, N]``. Inf and NaN give 255, under which elements mean nothing."""
     EMAX: gl.constexpr = 8 if FORMAT == "e4m3" else 2
     MAX: gl.constexpr = 448.0 if FORMAT == "e4m3" else 6.0
     bits = gl.max(y.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
@@ -57,6 +64,7 @@ def quantize_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
     else:
         quotient = bits.to(gl.float32, bitcast=True) / MAX
         exponent = (quotient.to(gl.int32, bitcast=True) + 0x7FFFFF) >> 23
+    exponent = gl.where(bits >= INF_BITS, 255, exponent)
     scaled = y * gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 1)
     if FORMAT == "e4m3":
         return scaled.to(gl.float8e4nv).to(gl.float32), exponent
@@ -72,7 +80,8 @@ def quantize_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
 def round_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
     """``y [S, 32, N]`` rounded so; float32 values."""
     elements, exponent = quantize_blocks(y, FORMAT, RULE)
-    return elements * gl.expand_dims((exponent << 23).to(gl.float32, bitcast=True), 1)
+    scale = gl.where(exponent == 255, NAN_BITS, exponent << 23).to(gl.float32, bitcast=True)
+    return elements * gl.expand_dims(scale, 1)
 
 
 @gluon.jit
@@ -118,7 +127,7 @@ def activate(
 ):
     """From gate and up rows to ``a``."""
     y = gate_up_rows(
-        acc, bias_ptr, i0, limit, alpha, beta, linear_beta, I, ACTIVATION, HAS_LIMIT, HAS_BIAS, R, N, W
+        inf_to_nan(acc), bias_ptr, i0, limit, alpha, beta, linear_beta, I, ACTIVATION, HAS_LIMIT, HAS_BIAS, R, N, W
     )  # fmt: skip
     if FORMAT != "bf16":
         if VIA_BF16:

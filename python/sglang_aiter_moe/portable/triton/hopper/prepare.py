@@ -254,7 +254,7 @@ def combine_hopper(
     )
     part = part.to(tl.float32)
     if WEIGHTED:
-        weight = tl.load(weights_ptr + m * TOPK + slot, mask=here, other=0.0)
+        weight = tl.load(weights_ptr + m * TOPK + slot, mask=here & (end > 0), other=0.0)
         part = part * weight[:, None]
     acc = tl.sum(part, axis=0)
     at = out_ptr + m.to(tl.int64) * stride_out + col

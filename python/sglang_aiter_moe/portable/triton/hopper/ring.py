@@ -18,6 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     acc_layout,
     add_quad,
+    last_mask,
+    padding_of,
     quad_scales,
     scale_word_layout,
     start_quad,
@@ -187,9 +189,8 @@ def ring_row(
     phase,
     smem,
     cols,
-    STEPS: gl.constexpr,
+    K_BLOCKS: gl.constexpr,
     SLOTS: gl.constexpr,
-    QUADS: gl.constexpr,  # of x; where STEPS is 1 a slot may hold more
     N: gl.constexpr,
     W: gl.constexpr,
     SB: gl.constexpr,
@@ -197,18 +198,19 @@ def ring_row(
     COL_SCALES: gl.constexpr,
 ):
     """One row tile ``[16 W, N]``, and the ring's next slot and phase."""
+    STEPS: gl.constexpr = ring_steps(K_BLOCKS, SB)
     acc = gl.zeros([16 * W, N], gl.float32, layout=acc_layout(N, W))
     if STEPS == 1:  # a loop of one step does not build in Triton 3.6
         acc = ring_step(
             acc, words.index(slot), scales.index(slot), full.index(slot), empty.index(slot), phase, smem, cols, 0,
-            QUADS, N, W, SB, BH, COL_SCALES,
+            K_BLOCKS, N, W, SB, BH, COL_SCALES,
         )  # fmt: skip
         slot, phase = next_slot(slot, phase, SLOTS)
     else:
         for step in range(STEPS):
             acc = ring_step(
                 acc, words.index(slot), scales.index(slot), full.index(slot), empty.index(slot), phase, smem, cols,
-                step, QUADS, N, W, SB, BH, COL_SCALES,
+                step, K_BLOCKS, N, W, SB, BH, COL_SCALES,
             )  # fmt: skip
             slot, phase = next_slot(slot, phase, SLOTS)
     return acc, slot, phase
@@ -231,7 +233,7 @@ def ring_step(
     smem,
     cols,
     step,
-    QUADS: gl.constexpr,
+    K_BLOCKS: gl.constexpr,
     N: gl.constexpr,
     W: gl.constexpr,
     SB: gl.constexpr,
@@ -239,20 +241,24 @@ def ring_step(
     COL_SCALES: gl.constexpr,
 ):
     """``acc [16 W, N]`` plus one step from one slot."""
+    QUADS: gl.constexpr = ring_quads(K_BLOCKS, SB)  # of x; where STEPS is 1 a slot may hold more
+    P0: gl.constexpr = padding_of(K_BLOCKS, SB, 0)
+    P1: gl.constexpr = padding_of(K_BLOCKS, SB, 1)
+    mask = last_mask(step, ring_steps(K_BLOCKS, SB))
     mbarrier.wait(full, phase)
     s = load_scales(scales, W, SB, BH)
     q = step * (SB // 4)
     if SB == 8:
         v = load_words(words, W, BH)
         s0 = gl.reshape(s, (8 * W, 4))
-        acc = ring_pair(acc, v, s0, smem, cols, q, QUADS >= 2, N, W, COL_SCALES)
+        acc = ring_pair(acc, v, s0, smem, cols, q, mask, P0, QUADS >= 2, N, W, COL_SCALES)
     else:
         s0, s1 = gl.split(s)
         v = load_words(words.slice(0, 16, dim=2), W, BH)
-        acc = ring_pair(acc, v, s0, smem, cols, q, QUADS >= 2, N, W, COL_SCALES)
+        acc = ring_pair(acc, v, s0, smem, cols, q, mask, P0, QUADS >= 2, N, W, COL_SCALES)
         if QUADS > 2:
             v = load_words(words.slice(16, 16, dim=2), W, BH)
-            acc = ring_pair(acc, v, s1, smem, cols, q + 2, QUADS >= 4, N, W, COL_SCALES)
+            acc = ring_pair(acc, v, s1, smem, cols, q + 2, mask, P1, QUADS >= 4, N, W, COL_SCALES)
     # What was read must have arrived before the next copy may overwrite it.
     fence_async_shared()
     mbarrier.arrive(empty, count=1)
@@ -267,6 +273,8 @@ def ring_pair(
     smem,
     cols,
     q,
+    mask,
+    PADDING: gl.constexpr,
     BOTH: gl.constexpr,
     N: gl.constexpr,
     W: gl.constexpr,
@@ -277,19 +285,19 @@ def ring_pair(
     pa = start_quad(a, smem.index(q), N, W)
     if BOTH and (N == 8 or (N == 16 and not COL_SCALES)):
         pb = start_quad(b, smem.index(q + 1), N, W)
-        sa = quad_scales(s, cols + q * 4, False, N, W, COL_SCALES)
+        sa = quad_scales(s, cols + q * 4, mask, PADDING, False, N, W, COL_SCALES)
         pa = warpgroup_mma_wait(4, deps=[pa[0], pa[1], pa[2], pa[3]])
         acc = add_quad(acc, pa, sa)
-        sb = quad_scales(s, cols + q * 4 + 4, True, N, W, COL_SCALES)
+        sb = quad_scales(s, cols + q * 4 + 4, mask, PADDING, True, N, W, COL_SCALES)
         pb = warpgroup_mma_wait(0, deps=[pb[0], pb[1], pb[2], pb[3]])
         acc = add_quad(acc, pb, sb)
     else:  # eight products and what scales them would not fit the registers
-        sa = quad_scales(s, cols + q * 4, False, N, W, COL_SCALES)
+        sa = quad_scales(s, cols + q * 4, mask, PADDING, False, N, W, COL_SCALES)
         pa = warpgroup_mma_wait(0, deps=[pa[0], pa[1], pa[2], pa[3]])
         acc = add_quad(acc, pa, sa)
         if BOTH:
             pb = start_quad(b, smem.index(q + 1), N, W)
-            sb = quad_scales(s, cols + q * 4 + 4, True, N, W, COL_SCALES)
+            sb = quad_scales(s, cols + q * 4 + 4, mask, PADDING, True, N, W, COL_SCALES)
             pb = warpgroup_mma_wait(0, deps=[pb[0], pb[1], pb[2], pb[3]])
             acc = add_quad(acc, pb, sb)
     return acc

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from sglang_aiter_moe.portable.triton.activation import gate_up
-from sglang_aiter_moe.portable.triton.codecs import f32_to
+from sglang_aiter_moe.portable.triton.codecs import f32_to, inf_to_nan
 from sglang_aiter_moe.portable.triton.hopper.decode import ACCUMULATOR_SCALE, prefetch_l2
 from sglang_aiter_moe.portable.triton.hopper.operands import multiply_step, weight_step, x_step
 from sglang_aiter_moe.portable.triton.layout import scale_offset, weight_offset, weight_row
@@ -40,6 +40,7 @@ def stage1_hopper(
     H: tl.constexpr,
     I: tl.constexpr,
     H_USED: tl.constexpr,
+    I_USED: tl.constexpr,  # columns of ``a`` that stage 2 reads
     X_STRIDE: tl.constexpr,
     A_STRIDE: tl.constexpr,
     LAYOUT: tl.constexpr,
@@ -116,7 +117,7 @@ def stage1_hopper(
 
         total = tl.sum(acc, axis=0)  # [R, T] = [R/16, 2, 8, T]
         if ASM:
-            total = total * ACCUMULATOR_SCALE
+            total = inf_to_nan(total * ACCUMULATOR_SCALE)
         halves = tl.permute(tl.reshape(total, (R // 16, 2, 8, T)), (0, 2, 3, 1))
         gate, up = tl.split(halves)  # [R/16, 8, T]
         gate = tl.reshape(gate, (R // 2, T))
@@ -130,6 +131,8 @@ def stage1_hopper(
         y = gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
         if WEIGHTED:
             y = y * tl.load(weights_ptr + pair, mask=ok, other=0.0)[None, :]
+        if I_USED < I:  # as below: padding rows of w13 may hold anything
+            y = tl.where((col < I_USED)[:, None], y, 0.0)
         at = a_ptr + (pair * A_STRIDE)[None, :] + permuted_column(col)[:, None]
         DOT: tl.constexpr = "bf16" if ASM else "f32"
         tl.store(at, f32_to(y, tl.bfloat16, DOT), mask=ok[None, :] & in_i[:, None])

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     CODE_SCALE,
     barrier,
+    inf_to_nan,
     join_parts,
     split_rows,
 )
@@ -25,12 +26,12 @@ from sglang_aiter_moe.portable.triton.hopper.whole_copy import (
     produce,
     token_range,
 )
+from sglang_aiter_moe.portable.triton.hopper.whole_meeting import meet
 from sglang_aiter_moe.portable.triton.hopper.whole_parts import (
     ACC,
     COLUMNS,
     WARPS,
     clear,
-    meet,
     row_factors,
     slots_step,
     stage_slots,
@@ -41,6 +42,8 @@ from sglang_aiter_moe.portable.triton.hopper.whole_parts import (
 
 KEPT = gl.constexpr(32)
 """Of a token's slots times chunks of 512 columns: up to here ``a`` stays in registers while it is converted."""
+ABSENT = gl.constexpr(-(1 << 31))
+"""In place of the factor of a slot without an expert. One with a routing weight of 0 has 0.0, and passes NaN on."""
 TOKENS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2))
 
 
@@ -55,7 +58,7 @@ def _activate(
         reg_bases=[], lane_bases=[[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], warp_bases=[[0, 8], [1, 0], [2, 0]],
         block_bases=[], shape=[UNITS, 16],
     )  # fmt: skip
-    total = gl.sum(join_parts(acc, COLUMNS, WARPS, 2), axis=1) * (x_scale * CODE_SCALE)
+    total = inf_to_nan(gl.sum(join_parts(acc, COLUMNS, WARPS, 2), axis=1) * (x_scale * CODE_SCALE))
     gate, up = gl.split(gl.permute(gl.reshape(total, (UNITS, 2, 2, 8)), (0, 1, 3, 2)))
     gate = gl.convert_layout(gl.reshape(gate, (UNITS, 16)), OUT)
     up = gl.convert_layout(gl.reshape(up, (UNITS, 16)), OUT)
@@ -94,7 +97,7 @@ def _finish(
             weight = gl.load(weights_ptr + m * TOPK + k)
             here = (e >= 0) & (e < num_experts)
             bias = bias_ptr + gl.where(here, e, 0).to(gl.int64) * H + n
-            y += gl.where(here, weight, 0.0) * gl.load(bias)
+            y += gl.where(here, weight * gl.load(bias), 0.0)
     gl.store(out_ptr + m.to(gl.int64) * stride_out + n, y.to(out_ptr.dtype.element_ty))
 
 
@@ -111,12 +114,11 @@ def _consume(
     T: gl.constexpr = 4 * (1 << (GROUPS - 1).bit_length())
     STEPS1: gl.constexpr = ring_steps(H // 32, SB)
     STEPS2: gl.constexpr = ring_steps(I // 32, SB)
-    QUADS2: gl.constexpr = (I + 127) // 128
     CHUNKS: gl.constexpr = (I + 511) // 512
     words_of = view(words, words.dtype, [SLOTS, 1, 2 * UNITS, 2 * SB, 128], WORDS)
     scales1 = view(scales, scales.dtype, [SLOTS, 1, UNITS * APART, SB // 2, 16], SCALES)
     scales2 = view(scales, scales.dtype, [SLOTS * APART, 1, UNITS, SB // 2, 16], SCALES)
-    before = gl.load(state_ptr + 1)
+    before = gl.load(state_ptr)
     slot = 0
     phase = 0
     QUADS1: gl.constexpr = STEPS1 * (SB // 4)
@@ -133,14 +135,14 @@ def _consume(
             if STEPS1 == 1:  # a loop of one step does not build in Triton 3.6
                 acc = token_step(
                     acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
-                    columns, first, 0, TILES, LAYOUT, SB,
+                    columns, first, 0, TILES, H // 32, LAYOUT, SB,
                 )  # fmt: skip
                 slot, phase = next_slot(slot, phase, SLOTS)
             else:
                 for step in range(STEPS1):
                     acc = token_step(
                         acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
-                        columns, first, step, TILES, LAYOUT, SB,
+                        columns, first, step, TILES, H // 32, LAYOUT, SB,
                     )  # fmt: skip
                     slot, phase = next_slot(slot, phase, SLOTS)
             _activate(
@@ -153,17 +155,14 @@ def _consume(
         ids_ptr + t, mask=t < TOPK, other=-1
     )  # of the first token: before the meeting, which takes time
     weight = gl.load(weights_ptr + t, mask=t < TOPK, other=0.0)
-    target = before + gl.num_programs(0)
-    meet(state_ptr, target)
-    # Everybody has read it, and nobody reads it again before the next launch.
-    gl.store(state_ptr + 1, target)
+    meet(state_ptr, before)
 
     WIDE: gl.constexpr = 1 << (CHUNKS - 1).bit_length()
     QUADS: gl.constexpr = (WIDE if T * WIDE <= KEPT else CHUNKS) * 4
     pairs = gl.allocate_shared_memory(gl.float8e4nv, [QUADS, 2 * T, 128], TOKENS)
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    factors = gl.allocate_shared_memory(gl.float32, [T], FLAT)
-    factors_of = view(factors, gl.float32, [T // 4, 4], FLAT)
+    factors = gl.allocate_shared_memory(gl.int32, [T], FLAT)  # bits of float32, or ABSENT
+    factors_of = view(factors, gl.int32, [T // 4, 4], FLAT)
     by_group = view(pairs, pairs.dtype, [QUADS * (T // 4), 8, 128], TOKENS)
     first_unit = gl.num_programs(0) - 1 - gl.program_id(0)
     units = gl.maximum(H // 32 - first_unit + gl.num_programs(0) - 1, 0) // gl.num_programs(0)
@@ -176,7 +175,9 @@ def _consume(
             scale = stage_slots(a_ptr + m * (TOPK * I), here, by_two, I, T, WIDE)
         else:
             scale = split_rows(a_ptr, m * TOPK + t, here, pairs, I, CHUNKS, T, WARPS)
-        factors.store(gl.where(here, scale * weight * CODE_SCALE, 0.0))
+        factor = scale * weight * CODE_SCALE
+        bits = gl.where(factor == 0.0, 0, factor.to(gl.int32, bitcast=True))  # -0.0 would be ABSENT
+        factors.store(gl.where(here, bits, ABSENT))
         fence_async_shared()
         barrier()
         following = gl.minimum(m + 1, M - 1) * TOPK + t
@@ -187,13 +188,13 @@ def _consume(
             if GROUPS == 1:
                 total, slot, phase, left = _slots(
                     total, words_of, scales2, full, empty, slot, phase, left, by_group, factors_of, 0, APART, T // 4,
-                    STEPS2, QUADS2, SB, SLOTS,
+                    I // 32, SB, SLOTS,
                 )  # fmt: skip
             else:
                 for group in range(GROUPS):
                     total, slot, phase, left = _slots(
                         total, words_of, scales2, full, empty, slot, phase, left, by_group, factors_of, group, APART,
-                        T // 4, STEPS2, QUADS2, SB, SLOTS,
+                        T // 4, I // 32, SB, SLOTS,
                     )  # fmt: skip
             _finish(
                 total, unit, m, ids_ptr, weights_ptr, bias2_ptr, out_ptr, stride_out, num_experts, H, HAS_BIAS2, TOPK
@@ -203,15 +204,15 @@ def _consume(
 @gluon.jit
 def _slots(
     total, words, scales, full, empty, slot, phase, left, by_group, factors, group,
-    APART: gl.constexpr, GROUPS: gl.constexpr, STEPS: gl.constexpr, QUADS: gl.constexpr, SB: gl.constexpr,
-    SLOTS: gl.constexpr,
+    APART: gl.constexpr, GROUPS: gl.constexpr, K_BLOCKS: gl.constexpr, SB: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """``total`` plus what four slots of a token give."""
+    STEPS: gl.constexpr = ring_steps(K_BLOCKS, SB)
     acc = gl.zeros([128, 8], gl.float32, layout=ACC)
     if STEPS == 1:
         acc = slots_step(
             acc, words.index(slot), scales.index(slot * APART), full.index(slot), empty.index(slot), phase, by_group,
-            group, 0, left > SLOTS, GROUPS, QUADS, SB,
+            group, 0, left > SLOTS, GROUPS, K_BLOCKS, SB,
         )  # fmt: skip
         slot, phase = next_slot(slot, phase, SLOTS)
         left -= 1
@@ -219,12 +220,13 @@ def _slots(
         for step in range(STEPS):
             acc = slots_step(
                 acc, words.index(slot), scales.index(slot * APART), full.index(slot), empty.index(slot), phase,
-                by_group, group, step, left > SLOTS, GROUPS, SB // 4, SB,
+                by_group, group, step, left > SLOTS, GROUPS, K_BLOCKS, SB,
             )  # fmt: skip
             slot, phase = next_slot(slot, phase, SLOTS)
             left -= 1
     f = row_factors(factors.index(group))
-    total += gl.where(f == 0.0, 0.0, acc * f)  # without an expert anything may have been read
+    y = acc * f.to(gl.float32, bitcast=True)
+    total += gl.where(f == ABSENT, 0.0, y)  # without an expert anything may have been read
     return total, slot, phase, left
 
 
@@ -240,7 +242,7 @@ def whole_layer(
     bias13_ptr,  # [E, 2I] fp32
     bias2_ptr,  # [E, H] fp32
     a_ptr,  # [M * TOPK, I] bf16
-    state_ptr,  # int32: how many programs have ever met, and that number before this launch
+    state_ptr,  # int32: see ``meet``
     out_ptr,  # [M, H]
     stride_out,
     M,

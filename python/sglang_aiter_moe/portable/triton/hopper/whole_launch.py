@@ -17,6 +17,7 @@ from sglang_aiter_moe.portable.triton.hopper.fp8_launch import (
     supports_but_mode,
 )
 from sglang_aiter_moe.portable.triton.hopper.whole import KEPT, whole_layer
+from sglang_aiter_moe.portable.triton.hopper.whole_meeting import MEETING
 from sglang_aiter_moe.portable.triton.workspace import carve, state
 
 BLOCKS = 16
@@ -109,11 +110,11 @@ def run_whole(
     both = 2 if r.w13_layout == SEPARATED else 1
     a = carve(x.device, {"a": ((M * topk, I), torch.bfloat16)})["a"]
     nothing = topk_weights
-    whole_layer[(min(multiprocessors(x.device), topk * I // 16),)](
+    whole_layer[(min(multiprocessors(x.device), topk * I // 16, MEETING.value),)](
         *_descriptors(w1, w1_scale.view(-1).view(torch.int32), E * both, both, 2 // both * I, H),
         *_descriptors(w2, w2_scale.view(-1).view(torch.int32), E, 1, H, I),
         x, topk_ids, topk_weights, nothing if r.bias13 is None else r.bias13,
-        nothing if r.bias2 is None else r.bias2, a, state(x.device, 2, "meeting"), out, out.stride(0), M, E,
+        nothing if r.bias2 is None else r.bias2, a, state(x.device, 1, "meeting"), out, out.stride(0), M, E,
         r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
         H=H, I=I, LAYOUT=r.w13_layout, ACTIVATION=r.activation, HAS_LIMIT=r.limit is not None,
         HAS_BIAS13=r.bias13 is not None, HAS_BIAS2=r.bias2 is not None, TOPK=topk, SB=BLOCKS,

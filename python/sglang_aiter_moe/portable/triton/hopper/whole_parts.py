@@ -22,17 +22,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     REINTERPRET_IS_PUBLIC,
+    SCALE_BITS,
     acc_layout,
     add_quad,
     barrier,
+    last_mask,
     operand,
+    padding_of,
     quad_scales,
+    row_scale,
     start_quad,
 )
 from sglang_aiter_moe.portable.triton.hopper.ring import (
     load_words,
     pair_scales,
     pair_words,
+    ring_quads,
+    ring_steps,
 )
 
 WARPS = gl.constexpr(8)
@@ -84,7 +90,7 @@ def stage_token(x_ptr, smem, H: gl.constexpr):
     smem.slice(0, 32, dim=2).store(rows)
     fence_async_shared()
     barrier()
-    return (exponent << 23).to(gl.float32, bitcast=True)
+    return row_scale(largest, exponent)
 
 
 @gluon.constexpr_function
@@ -167,14 +173,28 @@ def lane_scales(scales, first, TILES: gl.constexpr, LAYOUT: gl.constexpr, SB: gl
 
 
 @gluon.jit
-def _block_scales(word, ODD: gl.constexpr):
+def _block_mask(step, quad: gl.constexpr, K_BLOCKS: gl.constexpr, SB: gl.constexpr):
+    """``fp8.last_mask`` of the lanes' own blocks, ``[1, 1, 4]``, or all of SCALE_BITS where no lane's is padding."""
+    PADDING: gl.constexpr = padding_of(K_BLOCKS, SB, quad // 2) >> quad % 2 * 4 & 15
+    if PADDING == 0:
+        return SCALE_BITS
+    else:
+        t = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, UNIT_WORDS)))
+        last = gl.where(
+            ((PADDING >> t) & 1) == 1, last_mask(step, ring_steps(K_BLOCKS, SB)), SCALE_BITS
+        )
+        return last[None, None, :]
+
+
+@gluon.jit
+def _block_scales(word, mask, ODD: gl.constexpr):
     """float32 ``[128, 8]``: of each row and of each column's block. By shift and mask, as ``fp8.scale_f32``."""
     if ODD:
-        a = (word << 7) & 0x7F800000
-        b = (word >> 1) & 0x7F800000
+        a = (word << 7) & mask
+        b = (word >> 1) & mask
     else:
-        a = (word << 23) & 0x7F800000
-        b = (word << 15) & 0x7F800000
+        a = (word << 23) & mask
+        b = (word << 15) & mask
     both = gl.join(a.to(gl.float32, bitcast=True), b.to(gl.float32, bitcast=True))
     both = gl.reshape(gl.permute(gl.reshape(both, (4, 2, 8, 4, 2)), (0, 1, 4, 2, 3)), (128, 4))
     return gl.convert_layout(gl.reshape(gl.join(both, both), (128, 8)), ACC, assert_trivial=True)
@@ -193,9 +213,13 @@ def _chain(quad, smem_q):
 @gluon.jit
 def token_step(
     acc, words, scales, full, empty, phase, smem, first, step,
-    TILES: gl.constexpr, LAYOUT: gl.constexpr, SB: gl.constexpr,
+    TILES: gl.constexpr, K_BLOCKS: gl.constexpr, LAYOUT: gl.constexpr, SB: gl.constexpr,
 ):  # fmt: skip
     """``acc [128, 8]`` of stage 1 plus one slot."""
+    mask0 = _block_mask(step, 0, K_BLOCKS, SB)
+    mask1 = _block_mask(step, 1, K_BLOCKS, SB)
+    mask2 = _block_mask(step, 2, K_BLOCKS, SB)
+    mask3 = _block_mask(step, 3, K_BLOCKS, SB)
     mbarrier.wait(full, phase)
     s0, s1 = lane_scales(scales, first, TILES, LAYOUT, SB)
     q = step * (SB // 4)
@@ -204,16 +228,16 @@ def token_step(
     pb = _chain(b, smem.index(q + 1))
     c, d = pair_words(load_words(words.slice(16, 16, dim=2), WARPS, 1), WARPS)
     pa = warpgroup_mma_wait(4, deps=[pa])
-    acc += pa * _block_scales(s0, False)
+    acc += pa * _block_scales(s0, mask0, False)
     pc = _chain(c, smem.index(q + 2))
     pb = warpgroup_mma_wait(4, deps=[pb])
-    acc += pb * _block_scales(s0, True)
+    acc += pb * _block_scales(s0, mask1, True)
     pd = _chain(d, smem.index(q + 3))
     _release(empty, True)
     pc = warpgroup_mma_wait(4, deps=[pc])
-    acc += pc * _block_scales(s1, False)
+    acc += pc * _block_scales(s1, mask2, False)
     pd = warpgroup_mma_wait(0, deps=[pd])
-    acc += pd * _block_scales(s1, True)
+    acc += pd * _block_scales(s1, mask3, True)
     return acc
 
 
@@ -228,9 +252,9 @@ def _release(empty, wanted):
 
 
 @gluon.jit
-def _quad_products(acc, s, ODD: gl.constexpr, p, LEFT: gl.constexpr):
+def _quad_products(acc, s, mask, PADDING: gl.constexpr, ODD: gl.constexpr, p, LEFT: gl.constexpr):
     """``acc`` plus a quad's products, of which LEFT later ones may still run."""
-    sa = quad_scales(s, 0, ODD, COLUMNS, WARPS, False)
+    sa = quad_scales(s, 0, mask, PADDING, ODD, COLUMNS, WARPS, False)
     p = warpgroup_mma_wait(LEFT, deps=[p[0], p[1], p[2], p[3]])
     return add_quad(acc, p, sa)
 
@@ -238,10 +262,14 @@ def _quad_products(acc, s, ODD: gl.constexpr, p, LEFT: gl.constexpr):
 @gluon.jit
 def slots_step(
     acc, words, scales, full, empty, phase, smem, group, step, wanted,
-    GROUPS: gl.constexpr, QUADS: gl.constexpr, SB: gl.constexpr,
+    GROUPS: gl.constexpr, K_BLOCKS: gl.constexpr, SB: gl.constexpr,
 ):  # fmt: skip
     """``acc [128, 8]`` of stage 2 plus one slot of the ring: slots ``4 * group ..`` of a token.
     ``smem [quads * GROUPS, 8, 128]``."""
+    QUADS: gl.constexpr = min(ring_quads(K_BLOCKS, SB), SB // 4)
+    P0: gl.constexpr = padding_of(K_BLOCKS, SB, 0)
+    P1: gl.constexpr = padding_of(K_BLOCKS, SB, 1)
+    mask = last_mask(step, ring_steps(K_BLOCKS, SB))
     mbarrier.wait(full, phase)
     s = gl.reshape(scales.load(_scales_layout(4, SB, False)), (4, 2, 4, 16))
     s0, s1 = gl.split(gl.reshape(gl.permute(s, (0, 3, 2, 1)), (64, 4, 2)))
@@ -250,31 +278,31 @@ def slots_step(
     if QUADS == 1:
         pa = start_quad(a, smem.index(at), COLUMNS, WARPS)
         _release(empty, wanted)
-        return _quad_products(acc, pair_scales(s0, WARPS), False, pa, 0)
+        return _quad_products(acc, pair_scales(s0, WARPS), mask, P0, False, pa, 0)
     elif QUADS == 2:
         pa = start_quad(a, smem.index(at), COLUMNS, WARPS)
         pb = start_quad(b, smem.index(at + GROUPS), COLUMNS, WARPS)
         s0 = pair_scales(s0, WARPS)
         _release(empty, wanted)
-        acc = _quad_products(acc, s0, False, pa, 4)
-        return _quad_products(acc, s0, True, pb, 0)
+        acc = _quad_products(acc, s0, mask, P0, False, pa, 4)
+        return _quad_products(acc, s0, mask, P0, True, pb, 0)
     else:
         pa = start_quad(a, smem.index(at), COLUMNS, WARPS)
         pb = start_quad(b, smem.index(at + GROUPS), COLUMNS, WARPS)
         s0 = pair_scales(s0, WARPS)
         c, d = pair_words(load_words(words.slice(16, 16, dim=2), WARPS, 1), WARPS)
-        acc = _quad_products(acc, s0, False, pa, 4)
+        acc = _quad_products(acc, s0, mask, P0, False, pa, 4)
         pc = start_quad(c, smem.index(at + 2 * GROUPS), COLUMNS, WARPS)
-        acc = _quad_products(acc, s0, True, pb, 4)
+        acc = _quad_products(acc, s0, mask, P0, True, pb, 4)
         s1 = pair_scales(s1, WARPS)
         if QUADS == 3:
             _release(empty, wanted)
-            return _quad_products(acc, s1, False, pc, 0)
+            return _quad_products(acc, s1, mask, P1, False, pc, 0)
         else:
             pd = start_quad(d, smem.index(at + 3 * GROUPS), COLUMNS, WARPS)
             _release(empty, wanted)
-            acc = _quad_products(acc, s1, False, pc, 4)
-            return _quad_products(acc, s1, True, pd, 0)
+            acc = _quad_products(acc, s1, mask, P1, False, pc, 4)
+            return _quad_products(acc, s1, mask, P1, True, pd, 0)
 
 
 def _split() -> str:
@@ -326,7 +354,7 @@ def stage_slots(a_ptr, ok, smem, I: gl.constexpr, T: gl.constexpr, CHUNKS: gl.co
     # A block of 32 columns is stored as [16 even][16 odd], here by two.
     both = gl.reshape(gl.join(hi, lo), (T, QUADS, 4, 4, 2, 2, 2))
     smem.store(gl.reshape(gl.permute(both, (1, 0, 6, 2, 4, 3, 5)), (QUADS * T * 2, 64)))
-    return (exponent << 23).to(gl.float32, bitcast=True)
+    return row_scale(largest, exponent)
 
 
 FACTORS = gl.constexpr(
@@ -343,28 +371,7 @@ FACTORS = gl.constexpr(
 
 @gluon.jit
 def row_factors(smem):
-    """Four float32 of shared memory, one a unit, to the rows ``[128, 1]``."""
+    """Four int32 of shared memory, one a unit, to the rows ``[128, 1]``."""
     f = smem.load(gl.SliceLayout(1, FACTORS))[:, None]
-    f = gl.reshape(f + gl.zeros([4, 32], gl.float32, layout=FACTORS), (128,))
+    f = gl.reshape(f + gl.zeros([4, 32], gl.int32, layout=FACTORS), (128,))
     return gl.convert_layout(f, gl.SliceLayout(1, ACC), assert_trivial=True)[:, None]
-
-
-@gluon.jit
-def meet(counter_ptr, target):
-    """Waits until all programs of the grid are here; what they wrote to device memory before is visible after.
-
-    ``counter_ptr``: int32 that only counts up (and wraps); it reaches ``target`` when the last one comes.
-    """
-    barrier()
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.ne.u32 p, t, 0; @p bra MET;"
-        "red.release.gpu.global.add.u32 [$1], 1;"
-        "WAIT: ld.acquire.gpu.global.u32 t, [$1]; sub.s32 t, t, $2; setp.lt.s32 p, t, 0; @p bra WAIT;"
-        "MET: mov.b32 $0, 0; }",
-        "=r,l,r",
-        [counter_ptr.to(gl.int64, bitcast=True), target],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-    barrier()

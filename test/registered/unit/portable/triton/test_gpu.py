@@ -19,11 +19,16 @@ pytest.importorskip("triton")
 from sglang_aiter_moe.testing.hopper_cases import (  # noqa: E402
     FORMS,
     LIMIT,
+    MANY_SLOTS,
     ROUNDED_ELSEWHERE,
     SHAPES,
+    layers,
     modes,
     takes,
 )
+from sglang_aiter_moe.testing.hostile import TOGETHER  # noqa: E402
+
+LAYERS = layers()
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,6 +66,110 @@ def test_hopper_forms(mode, name, case):
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
     least = ROUNDED_ELSEWHERE if name.startswith("mx_") else 0.0
     check(case, row, least, fp8=name.startswith(("mx_", "fp8")))
+
+
+@hopper
+@pytest.mark.parametrize("spoil", [*TOGETHER, "bias13_inf"])
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("mode", ["A16W4", "A8W4", "A4W4"])
+def test_hopper_forms_of_hostile_values(mode, name, spoil):
+    """NaN, Inf, 0 and 255 in tokens, scales, biases and paddings."""
+    form, case = LAYERS.get(f"{name}/{mode}/hostile-{spoil}", (None, None))
+    if form is None:
+        pytest.skip(f"this form does not compute {mode}, or not this")
+    if (mode, spoil) == ("A4W4", "bias13_inf"):
+        pytest.skip("the oracle saturates Inf in E2M1, under a scale of its own")
+    runner, config = FORMS[name]
+    row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
+    least = ROUNDED_ELSEWHERE if name.startswith("mx_") else 0.0
+    check(case, row, least, fp8=name.startswith(("mx_", "fp8")))
+
+
+@hopper
+@pytest.mark.parametrize("case", MANY_SLOTS, ids=lambda c: c.name)
+@pytest.mark.parametrize("name", ["whole", "whole-2-slots"])
+def test_whole_layer_of_more_slots_than_registers_hold(name, case):
+    runner, config = FORMS[name]
+    case = dataclasses.replace(case, twice=True)
+    row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
+    check(case, row)
+
+
+def whole_call() -> tuple:
+    """A small one-launch layer: eight programs, so that two launches fit the GPU at once."""
+    case = Case("meeting", hidden=512, inter=64, experts=9, topk=2, tokens=1)
+    calls = []
+    runner, config = FORMS["whole"]
+    run_case(case, "cuda", 3, lambda r, *o: (calls.append((r, o)), runner(r, *o, config)))
+    (r, operands), *_ = calls
+    return (lambda: runner(r, *operands, config)), operands[-1], operands[-1].clone()
+
+
+@hopper
+@pytest.mark.parametrize("start", [2**31 - 1024, -(2**31), -1024])
+def test_programs_meet_where_their_counter_wraps(start):
+    from sglang_aiter_moe.portable.triton import workspace
+
+    call, out, expected = whole_call()
+    counter = workspace.state(out.device, 1, "meeting")
+    counter.fill_(start)
+    for n in range(1, 4):
+        out.fill_(float("nan"))
+        call()
+        assert torch.equal(out, expected)
+        assert (counter.item() - start - 1024 * n) % 2**32 == 0
+
+
+@hopper
+def test_two_graphs_at_once_leave_a_meeting_that_works():
+    """They share scratch memory and the counter, so their results mean nothing. Nobody waits for ever, and what follows
+    is right."""
+    call, out, expected = whole_call()
+    capture = torch.cuda.Stream()
+    capture.wait_stream(torch.cuda.current_stream())
+    graphs = []
+    with torch.cuda.stream(capture):
+        call()
+        for _ in range(2):
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1], stream=capture):
+                for _ in range(50):
+                    call()
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in graphs]
+    for _ in range(20):
+        for stream, graph in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    from sglang_aiter_moe.portable.triton import workspace
+
+    for graph in graphs:
+        out.fill_(float("nan"))
+        with torch.cuda.stream(capture):
+            workspace.poison(out.device)
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+@hopper
+def test_a_capture_on_a_stream_that_never_ran_the_layer():
+    """Its counters are zeros that were there: an eager call there before the first replay finds them so."""
+    call, out, expected = whole_call()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    for run in (lambda: call(), graph.replay):
+        out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
 
 
 @hopper
