@@ -87,7 +87,7 @@ def _read(
     """uint8 [n, 32, nbytes]: of each lane as many bytes as ``sizes`` says, zeros behind them; and which of them nothing
     has written (bool of that shape), or None."""
     if sizes is None:
-        return see_global(g, where, nbytes, allowed=g.state.follow)
+        return see_global(g, where, nbytes)
     out, unwritten = np.zeros((g.n, LANES, nbytes), np.uint8), None
     for count in np.unique(sizes[g.lanes]).tolist():
         if count > nbytes:
@@ -98,7 +98,7 @@ def _read(
         step = next(s for s in (16, 8, 4, 2, 1) if count % s == 0) if count else 1
         part = g.narrow(lanes)
         for start in range(0, count, step):
-            raw, lost = see_global(part, where + start, step, allowed=g.state.follow)
+            raw, lost = see_global(part, where + start, step)
             out[..., start : start + step] |= np.where(lanes[..., None], raw, 0).astype(np.uint8)
             if lost is not None:
                 unwritten = np.zeros(out.shape, bool) if unwritten is None else unwritten

@@ -2,7 +2,8 @@
 
 The warps of a batch of CTAs are divided into fragments: lanes that stand at one instruction. Of those that do not wait,
 the fragments at the smallest position execute a block together; a branch or a wait on which they differ splits them,
-and they meet again where their positions do.
+and they meet again where their positions do. Where an instruction completes an mbarrier's phase, all others go on until they wait,
+before the instruction behind it: what is read after its slot was released meets the next copy.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def run(
         lockstep: CTAs that are executed side by side; None: about 2048 threads.
         max_instructions, max_seconds: when a launch is taken to hang.
         checked: report reads of registers, shared and global memory that nothing wrote.
-        follow: let kernels copy what nothing wrote, and store what came of it (``State.follow``).
+        follow: let kernels load what nothing wrote, and store what came of it (``State.follow``).
         fp8_bits: how many bits sums of fp8 products keep (``matrix_sums``); None: all.
         code: what ``Code(program.kernels[kernel])`` made, to decode once for many launches.
 
@@ -258,6 +259,10 @@ class _Runner:
             elif s.events != self._last_events:
                 spins = 0
             self._last_events = s.events
+            if self._hurried:
+                first = [f for f in ready if f.group.bits & self._hurried]
+                self._hurried = self._hurried if first else 0
+                ready = first or ready
             pc = min(f.pc for f in ready)
             together = [f for f in ready if f.pc == pc]
             for f in together:
@@ -265,6 +270,8 @@ class _Runner:
             self._execute(pc, self._merged(together))
 
     _last_events = -1
+    _hurried = 0
+    """Rows (as bits) that go on before others until they wait again."""
 
     def _merged(self, fragments: list[_Fragment]) -> Group:
         if len(fragments) == 1:
@@ -297,11 +304,15 @@ class _Runner:
     def _execute(self, pc: int, group: Group) -> None:
         block = self._code.block(pc)
         operation, passed, state = -1, None, self._state
+        turns = state.turns
         try:
             for operation, function in enumerate(block.operations):  # noqa: B007
                 passed = function(group)
                 if state.unknown is not None:
                     state.unknown = None
+                if state.turns != turns and passed is None:
+                    passed = group.lanes
+                    self._hurried = ((1 << state.rows) - 1) & ~group.bits
                 if passed is not None:
                     break
             else:
@@ -330,6 +341,7 @@ class _Runner:
         if (on := self._part(group, passed & lanes)) is not None:
             self._fragments.append(_Fragment(at + 1, on))
         if (rest := self._part(group, ~passed & lanes)) is not None:
+            self._hurried &= ~rest.bits
             self._fragments.append(_Fragment(at, rest, self._state.events))
 
     def _count(self, block: _Block, rows: int, operations: int) -> None:

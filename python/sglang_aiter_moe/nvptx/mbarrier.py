@@ -110,6 +110,7 @@ class Barriers:
     def _turn(self, found: Mbarrier) -> None:
         if not found.pending and not found.bytes and not found.copies:
             found.phase += 1
+            self._state.turns += 1
             found.pending = found.expected
             self._state.event()
 

@@ -162,18 +162,16 @@ def _check_alignment(at: np.ndarray, nbytes: int) -> None:
         )
 
 
-def see_global(
-    g: Group, address: np.ndarray, nbytes: int, *, allowed: bool = True
-) -> tuple[np.ndarray, np.ndarray | None]:
+def see_global(g: Group, address: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray | None]:
     """As :func:`load_global`, but what nothing has written (bool [n, 32, nbytes], or None) is told, and no Fault
-    unless it is not ``allowed``.
+    where it is followed (``State.follow``).
 
     Kernels read scratch memory that nobody wrote and drop it: rows that stand for no token.
     """
     try:
         return load_global(g, address, nbytes), None
     except Fault:
-        if not (g.state.checked and allowed):
+        if not (g.state.checked and g.state.follow):
             raise
     raw = load_global(g, address, nbytes, checked=False)
     unwritten = np.zeros(raw.shape, bool)

@@ -35,9 +35,10 @@ class State:
     Attributes:
         late: an asynchronous effect lands when its wait completes; else when it is issued.
         fp8_bits: of a sum of fp8 products (``matrix_sums``); None: all.
-        follow: what nothing has written may be copied to shared memory and stored to global memory, and stays unknown
-            there; else both are Faults.
-        events: grows with everything that can end a wait; ``writes`` with what is stored to global memory.
+        follow: what nothing has written may be loaded from global memory and stored there, and stays unknown; else both
+            are Faults.
+        events: grows with everything that can end a wait; ``turns`` with phases of mbarriers that complete; ``writes``
+            with what is stored to global memory.
         params: address of the parameters; ``specials``: special registers by name.
         live: bool [rows, 32], lanes that have not ended.
         unknown: bytes of the current instruction's result (bit i for byte i, uint8 [n, 32]) that come from what nothing
@@ -62,7 +63,7 @@ class State:
         self.known = [0 if checked else (1 << self.rows) - 1] * len(registers)
         self.partial: dict[int, np.ndarray] = {}
         self.flying: dict[int, int] = {}
-        self.events = self.writes = 0
+        self.events = self.writes = self.turns = 0
         self.follow = False
         self.fp8_bits: int | None = None
         self.params = np.uint64(0)

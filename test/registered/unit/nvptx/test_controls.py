@@ -110,6 +110,20 @@ def test_raises(name):
         mutated(layer, kernel, change, multiprocessors=1)  # programs take several turns
 
 
+def released_early(text: str) -> str:
+    """Moves a slot's release in front of the first read from it (kernel notes, version 20)."""
+    release = re.search(r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 [^;]*;", text)
+    text = text[: release.start()] + text[release.end() :]
+    read = text.index("ldmatrix.sync")
+    return text[:read] + release.group() + "\n" + text[read:]
+
+
+def test_a_slot_that_is_released_before_it_is_read():
+    """Whoever waits for the slot goes first: the next copy is on its way before the slot has been read."""
+    with pytest.raises(ContractError, match="ldmatrix.*still in flight"):
+        mutated("fp8/A16W4/one-expert", "stage1_fp8", released_early, multiprocessors=1)
+
+
 WRONG = {
     "weights read with another swizzle": (
         "fp8/A16W4/small", "stage1_fp8", replaced(r"4611686018427387904", "9223372036854775808"),
