@@ -2,8 +2,8 @@
 
 The warps of a batch of CTAs are divided into fragments: lanes that stand at one instruction. Of those that do not wait,
 the fragments at the smallest position execute a block together; a branch or a wait on which they differ splits them,
-and they meet again where their positions do. Where an instruction completes an mbarrier's phase, all others go on until they wait,
-before the instruction behind it: what is read after its slot was released meets the next copy.
+and they meet again where their positions do. Where an instruction completes an mbarrier's phase, all others go on until
+they wait, before the instruction behind it: what is read after its slot was released meets the next copy.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_where_accesses_may_not_go(lines, message, lane):
 
 
 def test_global_memory_that_nothing_wrote():
-    """Where it is followed it may be loaded and stored, as kernels do with slots that they drop, and stays unwritten."""
+    """Where it is followed it may be loaded and stored, as kernels do with slots that they drop; it stays unwritten."""
     memory = Memory()
     params = [memory.reserve(1024, "scratch"), memory.place(np.zeros(1024, np.uint8), "out")]
     load = START + "ld.global.v2.b32 {%r10, %r11}, [%rd3];"
