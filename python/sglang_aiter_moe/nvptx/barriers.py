@@ -126,6 +126,8 @@ def _arrive(instruction: Instruction) -> Operation:
         value = None if extra is None else full(g, extra(g))
         for cta, at, row, lane in _each(g, address(g)):
             n = 0 if value is None else int(value[row, lane])
+            if g.state.races is not None:
+                g.state.races.arrive(cta, at, int(g.ids[row]))
             if expects:
                 g.state.barriers.arrive(cta, at, 1, n)
             else:
@@ -171,6 +173,9 @@ def _try_wait(instruction: Instruction) -> Operation:
         for i, key in enumerate(different.tolist()):
             which = key >> 32, (key & 0xFFFFFFFF) >> 1, key & 1
             passed[i] = state.barriers.complete(*which)
+            if passed[i] and state.races is not None:
+                rows = np.unique(np.nonzero(acting)[0][position == i])
+                state.races.leave(*which[:2], g.ids[rows])
             if not passed[i]:
                 waiting.append(which)
         if not waiting:

@@ -68,6 +68,8 @@ def _copy(instruction: Instruction) -> Operation:
 
 
 def _fly(g: Group, at: np.ndarray, nbytes: int) -> None:
+    if g.state.races is not None:
+        g.state.races.before_store(g, at, nbytes)
     cta = g.cta[:, None]
     if g.mask is None:
         g.state.shared.fly(cta, at, nbytes)

@@ -25,6 +25,7 @@ from sglang_aiter_moe.nvptx.errors import DeadlockError, ExecutionError
 from sglang_aiter_moe.nvptx.launch_state import specials
 from sglang_aiter_moe.nvptx.mbarrier import Barriers
 from sglang_aiter_moe.nvptx.named_barrier import NamedBarriers
+from sglang_aiter_moe.nvptx.races import Races
 from sglang_aiter_moe.nvptx.shared import Shared
 from sglang_aiter_moe.nvptx.state import LANES, Group, State, bits_of
 from sglang_aiter_moe.nvptx.text import Instruction, Kernel, Program
@@ -242,6 +243,7 @@ class _Runner:
         s.memory = self._memory
         s.shared = Shared(s.ctas, self.shared_bytes, checked=self.checked)
         s.tasks, s.barriers, s.named = Tasks(s), Barriers(s), NamedBarriers(s)
+        s.races = Races(s) if self.checked else None
         s.params = np.uint64(self._params)
         s.follow, s.fp8_bits = self.follow, self.fp8_bits
         s.specials = specials(ctas, self._grid, self._threads, self.shared_bytes)

@@ -157,6 +157,9 @@ def _wgmma(instruction: Instruction) -> Operation:
         state = g.state
         adds = uniform(g, full(g, scaled(g)), "scale-d").astype(bool)
         b_at = uniform(g, full(g, descriptors(g)), "the descriptor of B")
+        if state.races is not None:
+            first, inverse, at = _where(g, b_at, columns, turned_b)
+            state.races.matrix(g, at.reshape(len(first), -1)[inverse], 16)
         a_of = read_a(g)
         pending = _pending(state, target)
         doubts = Doubts.of(state, target)
@@ -281,21 +284,7 @@ def stored_matrix(
 
     Beside it, which of its ``count`` rows hold bytes that nothing has written (bool [n, count]); None: none.
     """
-    first, inverse = _alike(rows, bits)
-    try:
-        found = layout.descriptor(bits[first])
-    except ValueError as error:
-        raise Fault(
-            str(error), allowed="one swizzle for all warps", fix="check the descriptors"
-        ) from None
-    if turned and not found.swizzle:
-        raise Fault(
-            "a transposed operand without a swizzle",
-            allowed="swizzles of 32, 64 and 128 bytes",
-            fix="add its layout to nvptx/matrix_layout.py",
-        )
-    find = layout.transposed_addresses if turned else layout.operand_addresses
-    at = find(found, count)
+    first, inverse, at = _where(rows, bits, count, turned)
     try:
         data, unwritten = rows.state.shared.look(
             rows.cta[first][:, None, None], at, 16, proxy="async"
@@ -313,6 +302,27 @@ def stored_matrix(
     if unwritten is not None:
         unwritten = unwritten.any((2, 3))[inverse]
     return layout.decode(words.reshape(len(first), count, 8), kind)[inverse], unwritten
+
+
+def _where(
+    rows: Group, bits: np.ndarray, count: int, turned: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """:func:`_alike` of the rows, and the addresses of what differs, in pieces of 16 bytes [len(first), ...]."""
+    first, inverse = _alike(rows, bits)
+    try:
+        found = layout.descriptor(bits[first])
+    except ValueError as error:
+        raise Fault(
+            str(error), allowed="one swizzle for all warps", fix="check the descriptors"
+        ) from None
+    if turned and not found.swizzle:
+        raise Fault(
+            "a transposed operand without a swizzle",
+            allowed="swizzles of 32, 64 and 128 bytes",
+            fix="add its layout to nvptx/matrix_layout.py",
+        )
+    find = layout.transposed_addresses if turned else layout.operand_addresses
+    return first, inverse, find(found, count)
 
 
 def _alike(rows: Group, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

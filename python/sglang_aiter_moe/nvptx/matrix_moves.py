@@ -59,6 +59,8 @@ def _ldmatrix(instruction: Instruction) -> Operation:
             )
         except Fault as fault:
             raise _lane_of(fault, count) from None
+        if g.state.races is not None:
+            _race(g, read(g), count, g.state.races.load)
         words = np.ascontiguousarray(rows).view(np.uint32)
         found = layout.ldmatrix_registers(words, transposed)
         unknown = None if unwritten is None else _unknown(unwritten, transposed)
@@ -68,6 +70,14 @@ def _ldmatrix(instruction: Instruction) -> Operation:
             g.put(slot, found[:, :, i])
 
     return execute
+
+
+def _race(g: Group, addresses: np.ndarray, count: int, access) -> None:
+    """Tells of the accesses of the lanes whose addresses count."""
+    part = (
+        g if count == 4 else g.narrow(np.broadcast_to(np.arange(LANES) < 8 * count, (g.n, LANES)))
+    )
+    access(part, addresses, ROW)
 
 
 def _unknown(unwritten: np.ndarray, transposed: bool) -> np.ndarray:
@@ -93,6 +103,8 @@ def _stmatrix(instruction: Instruction) -> Operation:
             )
         except Fault as fault:
             raise _lane_of(fault, count) from None
+        if g.state.races is not None:
+            _race(g, read(g), count, g.state.races.store)
 
     return execute
 

@@ -233,6 +233,15 @@ def load_shared(g: Group, address: np.ndarray, nbytes: int) -> np.ndarray:
 
 def look_shared(g: Group, address: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray | None]:
     """As ``load_shared``; what is unwritten (bool [n, 32, nbytes], or None) is told and no Fault."""
+    found = _look_shared(g, address, nbytes)
+    if g.state.races is not None:
+        g.state.races.load(g, address, nbytes)
+    return found
+
+
+def _look_shared(
+    g: Group, address: np.ndarray, nbytes: int
+) -> tuple[np.ndarray, np.ndarray | None]:
     cta = g.cta[:, None]
     if g.mask is None:
         return g.state.shared.look(cta, address, nbytes)
@@ -252,6 +261,12 @@ def look_shared(g: Group, address: np.ndarray, nbytes: int) -> tuple[np.ndarray,
 
 def store_shared(g: Group, address: np.ndarray, raw: np.ndarray, proxy: str = "generic") -> None:
     """``raw`` uint8 [n, 32, nbytes] of the lanes that act."""
+    _store_shared(g, address, raw, proxy)
+    if g.state.races is not None:
+        g.state.races.store(g, address, raw.shape[-1])
+
+
+def _store_shared(g: Group, address: np.ndarray, raw: np.ndarray, proxy: str) -> None:
     cta = g.cta[:, None]
     if g.mask is None:
         g.state.shared.store(cta, address, raw, proxy)

@@ -36,6 +36,11 @@ class NamedBarriers:
             stage = self._stage[g.rows]
         passed = (stage == _RELEASED) & lanes
         if passed.any():
+            if self._state.races is not None:
+                some = passed.any(1)
+                keys = self._at[g.rows][some]
+                first = passed[some].argmax(1)
+                self._state.races.leave_named(g.ids[some], keys[np.arange(len(keys)), first])
             self._stage[g.rows] = np.where(passed, _FREE, stage)
             if (passed | ~lanes).all():
                 return None
@@ -49,6 +54,9 @@ class NamedBarriers:
         if bad.any():
             lane = int(np.flatnonzero(bad)[0])
             raise _fault(f"is given {int(count.reshape(-1)[lane])} threads", lane)
+        if self._state.races is not None:
+            some = new.any(1)
+            self._state.races.arrive_named(g.ids[some], key[some, new[some].argmax(1)])
         arriving, threads = key[new], count[new]
         keys, first, arrived = np.unique(arriving, return_index=True, return_counts=True)
         fresh = self._arrived[keys] == 0

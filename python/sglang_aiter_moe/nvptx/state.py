@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sglang_aiter_moe.nvptx.asynchronous import Tasks
     from sglang_aiter_moe.nvptx.mbarrier import Barriers
     from sglang_aiter_moe.nvptx.named_barrier import NamedBarriers
+    from sglang_aiter_moe.nvptx.races import Races
     from sglang_aiter_moe.nvptx.shared import Shared
 
 LANES = 32
@@ -52,6 +53,7 @@ class State:
     tasks: Tasks
     barriers: Barriers
     named: NamedBarriers
+    races: Races | None = None
 
     def __init__(
         self, ctas: int, warps: int, registers: list[tuple[str, str]], *, checked: bool, late: bool

@@ -15,6 +15,7 @@ import numpy as np
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import tensor_map
 from sglang_aiter_moe.nvptx.decode import Operation, address, full, operands, refuse, source
+from sglang_aiter_moe.nvptx.shared import BASE
 from sglang_aiter_moe.nvptx.state import LANES, Group, State
 from sglang_aiter_moe.nvptx.tensor_map import SIZE, TensorMap
 from sglang_aiter_moe.nvptx.text import Instruction
@@ -45,6 +46,8 @@ def _bulk_tensor(instruction: Instruction) -> Operation:
             try:
                 _start(
                     g.state,
+                    int(g.ids[row]),
+                    int(position),
                     int(cta[row]),
                     int(at[row, lane]),
                     int(bar[row, lane]),
@@ -73,7 +76,14 @@ def _map_at(state: State, where: int) -> TensorMap:
 
 
 def _start(
-    state: State, cta: int, at: int, barrier: int, where: int, places: tuple[int, ...]
+    state: State,
+    warp: int,
+    lane: int,
+    cta: int,
+    at: int,
+    barrier: int,
+    where: int,
+    places: tuple[int, ...],
 ) -> None:
     tensor = _map_at(state, where)
     if tensor.rank != len(places):
@@ -91,6 +101,11 @@ def _start(
     moved = tensor_map.pieces(tensor, places)
     to = tensor_map.destination(tensor, at, moved.offset)
     state.shared.fly(cta, to, moved.width)
+    bytes_to = (to.astype(np.int64) - BASE + cta * state.shared.stride)[:, None] + np.arange(
+        moved.width
+    )
+    if state.races is not None:
+        state.races.before_copy(warp, lane, bytes_to)
 
     def effect() -> None:
         data = np.empty((to.size, moved.width), np.uint8)
@@ -98,6 +113,8 @@ def _start(
         inside = moved.inside
         data[inside] = load(state, moved.address[inside].astype(np.uint64), moved.width)
         state.shared.store(cta, to, data, proxy="async")
+        if state.races is not None:
+            state.races.forget(bytes_to)
 
     state.barriers.attach(cta, barrier, tensor.box_bytes, effect)
 
