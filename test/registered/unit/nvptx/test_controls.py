@@ -120,7 +120,9 @@ def released_early(text: str) -> str:
 
 def test_a_slot_that_is_released_before_it_is_read():
     """Whoever waits for the slot goes first: the next copy is on its way before the slot has been read."""
-    with pytest.raises(ContractError, match=r"ldmatrix.*still in flight"):
+    with pytest.raises(
+        ContractError, match=r"ldmatrix.*still in flight|given to a copy, which warp \d+ read"
+    ):
         mutated("fp8/A16W4/one-expert", "stage1_fp8", released_early, multiprocessors=1)
 
 
