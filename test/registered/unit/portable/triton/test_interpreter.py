@@ -10,7 +10,7 @@ from sglang_aiter_moe.testing import interpreted
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 from sglang_aiter_moe.testing.triton_cases import CASES
 
-register_cpu_ci(est_time=120, suite="base-a-test-cpu")
+register_cpu_ci(est_time=150, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
