@@ -44,7 +44,7 @@ def _copy(instruction: Instruction) -> Operation:
 
     def run(g: Group) -> None:
         at, where = to(g), of(g).copy()
-        sizes = None if size is None else full(g, size(g))
+        sizes = None if size is None else full(g, size(g)).copy()  # not a view of registers
         if sizes is not None and (sizes == nbytes).all():
             sizes = None
         _fly(g, at, nbytes)

@@ -255,6 +255,14 @@ def test_a_copy_of_fewer_bytes_fills_with_zeros():
     )
 
 
+def test_the_size_of_a_copy_is_the_one_at_its_issue():
+    lines = """and.b32 %r9, %r0, 1; mul.lo.u32 %r9, %r9, 16; cp.async.cg.shared.global [%r2], [%rd3], 16, %r9;
+    cp.async.commit_group; sub.u32 %r9, 16, %r9; st.global.b32 [%rd4], 7; cp.async.wait_group 0;"""
+    given, out = execute(lines + READ)
+    assert np.array_equal(out[1::2], given[1::2])
+    assert not out[::2].any()
+
+
 def test_copies_of_lanes_that_do_not_act():
     lines = (
         "setp.lt.u32 %p1, %r0, 9; @%p1 "
