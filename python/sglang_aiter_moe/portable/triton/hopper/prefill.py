@@ -254,8 +254,11 @@ def multiply(
             chunk2 = smem2.index(slot)
         acc1, acc2 = multiply_chunk(acc1, acc2, now, smem1.index(slot), chunk2, R, N1, N2, W)
         now = soon
+    acc1, acc2 = finish(acc1, acc2, N2)
+    # Behind the products' end: the barrier that comes with it lets an epilogue of one warp group store where the
+    # products of another read.
     async_copy.wait_group(0)
-    return finish(acc1, acc2, N2)
+    return acc1, acc2
 
 
 @gluon.jit

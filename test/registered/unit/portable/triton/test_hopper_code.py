@@ -19,6 +19,7 @@ register_cpu_ci(est_time=105, suite="base-a-test-cpu")
 pytest.importorskip("triton")
 
 from sglang_aiter_moe.portable.triton.hopper import launch, table  # noqa: E402
+from sglang_aiter_moe.testing.hopper_compile import stores_beside_products  # noqa: E402
 
 STAGING = ("LDS", "STS", "LDSM", "STSM", "SHFL", "BAR")
 BF16 = {"bf16 stage 1 list": 3.2, "bf16 stage 1 tokens": 3.3, "bf16 stage 2 list, K 2880": 3.4}
@@ -145,6 +146,22 @@ def test_prefill_loops_that_keep_their_tokens_have_no_barrier(results):
     """Triton after 3.6 puts one before each product; the warps then wait for each other."""
     barriers = results["prefill stage 2"]["mix"].get("BAR", 0)
     assert barriers == 0 if table.fragments_stay_in_registers() else barriers <= 12
+
+
+def test_no_warp_group_stores_where_anothers_products_read(results):
+    for name, row in results.items():
+        assert row["stores_beside_products"] == 0, name
+
+
+def test_a_store_beside_products_is_seen():
+    products, wait, barrier, store = (
+        "    wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1}, %rd1, 1, 1, 1;",
+        "    wgmma.wait_group.sync.aligned 0;",
+        "    bar.sync     0;",
+        "    st.shared.b32 [ %r2 + 0 ], %r1;",
+    )
+    assert stores_beside_products("\n".join((products, wait, barrier, store))) == 0
+    assert stores_beside_products("\n".join((products, barrier, wait, store, store))) == 2
 
 
 if __name__ == "__main__":
