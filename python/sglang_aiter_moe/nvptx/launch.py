@@ -23,6 +23,7 @@ from sglang_aiter_moe.amdgpu.memory import Memory
 from sglang_aiter_moe.amdgpu.placing import Placing
 from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.nvptx import machine, matrix_order, triton_driver
+from sglang_aiter_moe.nvptx.code import Code
 from sglang_aiter_moe.nvptx.text import Kernel, Program, parse
 from sglang_aiter_moe.nvptx.triton_driver import MULTIPROCESSORS, Call, MapOf, Scalar
 
@@ -41,12 +42,12 @@ class Launch:
 
 
 @functools.lru_cache(maxsize=128)
-def program_of(assembly: str) -> tuple[Program, dict[str, machine.Code]]:
+def program_of(assembly: str) -> tuple[Program, dict[str, Code]]:
     """A text's program, whose fences are checked, and its kernels' decoded blocks."""
     program = parse(assembly)
     for kernel in program.kernels.values():
         matrix_order.check(kernel)
-    return program, {name: machine.Code(kernel) for name, kernel in program.kernels.items()}
+    return program, {name: Code(kernel) for name, kernel in program.kernels.items()}
 
 
 def pack(kernel: Kernel, values: list[bytes]) -> bytes:

@@ -18,9 +18,9 @@ import numpy as np
 
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.amdgpu.memory import Memory
-from sglang_aiter_moe.nvptx import control, semantics
+from sglang_aiter_moe.nvptx import control
 from sglang_aiter_moe.nvptx.asynchronous import Tasks
-from sglang_aiter_moe.nvptx.decode import Operation
+from sglang_aiter_moe.nvptx.code import Block, Code
 from sglang_aiter_moe.nvptx.errors import DeadlockError, ExecutionError
 from sglang_aiter_moe.nvptx.launch_state import specials
 from sglang_aiter_moe.nvptx.mbarrier import Barriers
@@ -53,66 +53,6 @@ class Statistics:
     processor_seconds: float = 0.0
     opcodes: Counter = field(default_factory=Counter)
     lines: Counter = field(default_factory=Counter)
-
-
-@dataclass
-class _Block:
-    """Straight-line code from ``start`` to a branch, an end, or a position that is branched to."""
-
-    start: int
-    operations: list[Operation]
-    leave: control.Leave | None
-    following: int
-
-
-class Code:
-    """A kernel's blocks, decoded when they are first reached; one serves any number of launches."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self._blocks: dict[int, _Block] = {}
-        self._operations: dict[int, Operation] = {}
-        self._leaders = {
-            to
-            for i in kernel.instructions
-            if control.is_terminator(i.name)
-            for to in control.targets(i)
-        }
-
-    def block(self, start: int) -> _Block:
-        found = self._blocks.get(start)
-        if found is None:
-            found = self._blocks[start] = self._build(start)
-        return found
-
-    def _build(self, start: int) -> _Block:
-        instructions, operations, at = self.kernel.instructions, [], start
-        while True:
-            if at >= len(instructions):
-                raise ExecutionError(
-                    f"the code from instruction {start} of {self.kernel.name} on runs past its end",
-                    allowed="code that ends in ret",
-                    fix="pass the whole text",
-                )
-            instruction = instructions[at]
-            if control.is_terminator(instruction.name):
-                return _Block(start, operations, control.build(instruction, at + 1), at + 1)
-            if at not in self._operations:
-                self._operations[at] = control.guarded(instruction, semantics.build(instruction))
-            operations.append(self._operations[at])
-            at += 1
-            if at in self._leaders:
-                return _Block(start, operations, None, at)
-
-
-def check(program: Program) -> None:
-    """Raises PtxError unless every instruction of every kernel is modelled."""
-    for kernel in program.kernels.values():
-        for at, instruction in enumerate(kernel.instructions):
-            if control.is_terminator(instruction.name):
-                control.build(instruction, at + 1)
-            else:
-                semantics.build(instruction)
 
 
 def run(
@@ -346,7 +286,7 @@ class _Runner:
             self._hurried &= ~rest.bits
             self._fragments.append(_Fragment(at, rest, self._state.events))
 
-    def _count(self, block: _Block, rows: int, operations: int) -> None:
+    def _count(self, block: Block, rows: int, operations: int) -> None:
         self._counts[block.start, operations] += rows
         self._steps += operations
         self._executed += rows * operations

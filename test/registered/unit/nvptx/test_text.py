@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from sglang_aiter_moe.nvptx import machine, semantics
+from sglang_aiter_moe.nvptx import code, semantics
 from sglang_aiter_moe.nvptx.errors import PtxError
 from sglang_aiter_moe.nvptx.shared import BASE
 from sglang_aiter_moe.nvptx.text import parse
@@ -165,7 +165,7 @@ def test_text_without_an_end():
 
 def test_an_opcode_nobody_knows_names_its_line():
     with pytest.raises(PtxError, match=r"line 14: the opcode frobnicate\.b32 is not modelled"):
-        machine.check(parse(module("frobnicate.b32 %r1, %r2;\nret;")))
+        code.check(parse(module("frobnicate.b32 %r1, %r2;\nret;")))
 
 
 def test_code_that_is_not_reached_may_be_unknown():
