@@ -39,24 +39,26 @@ def layers() -> str:
 
 def mutants() -> str:
     """A line for each kernel that was mutated, and the mutants that nothing noticed."""
-    lines = ["| layer | kernel | mutants | changed what it writes | raised | not noticed |"]
-    lines += ["|---|---|---:|---:|---:|---:|"]
+    lines = [
+        "| layer | kernel | SMs | mutants | changed what it writes | left it unwritten | raised | not noticed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
     survivors, total = [], Counter()
     for report in json.loads(MUTANTS.read_text(encoding="utf-8")):
         found = Counter((row["outcome"] or "neither").split(":")[0] for row in report["mutants"])
         total += found
-        counts = " | ".join(str(found[k]) for k in ("changed", "raised", "neither"))
-        lines.append(
-            f"| {report['layer']} | `{report['kernel']}` | {len(report['mutants'])} | {counts} |"
-        )
+        counts = " | ".join(str(found[k]) for k in ("changed", "unwritten", "raised", "neither"))
+        where = f"{report['layer']} | `{report['kernel']}` | {report.get('multiprocessors', 132)}"
+        lines.append(f"| {where} | {len(report['mutants'])} | {counts} |")
         survivors += [
-            f"- {report['layer']} `{report['kernel']}` line {row['line']}: `{_flat(row['before'])}` to "
+            f"- {report['layer']} `{report['kernel']}`, {report.get('multiprocessors', 132)} SMs, line {row['line']}: "
+            f"`{_flat(row['before'])}` to "
             f"`{_flat(row['after']) or 'nothing'}`"
             for row in report["mutants"]
             if row["outcome"] is None
         ]
-    caught = total["changed"] + total["raised"]
     drawn = total.total()
+    caught = drawn - total["neither"]
     lines += ["", f"{caught} of {drawn} caught ({caught / drawn:.1%}). Not noticed:", ""]
     return "\n".join(lines + survivors) + "\n"
 

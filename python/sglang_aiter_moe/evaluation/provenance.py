@@ -11,7 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sglang_aiter_moe.errors import ContractError
+
 PROJECT = Path(__file__).resolve().parents[3]
+RESULTS = ("docs", "benchmark/results")
+"""Folders of results that are kept with the sources."""
 
 
 def provenance(project: Path = PROJECT) -> dict[str, Any]:
@@ -21,22 +25,48 @@ def provenance(project: Path = PROJECT) -> dict[str, Any]:
         project: the checkout whose commit is named.
 
     Returns:
-        ``commit`` ends with ``+`` where the checkout has changes, and is None without a checkout of its own.
+        ``commit`` ends with ``+`` where the checkout has changes, and is None without a checkout of its own
+        (``without_commit`` says so then).
     """
     machine = {"processor": platform.machine(), "cores": os.cpu_count()}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
-    return {
+    named = commit(project)
+    reason = {} if named else {"without_commit": "the sources are no git checkout with a commit"}
+    return reason | {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit(project),
+        "commit": named,
         "machine": machine,
         "command": " ".join([_program(), *sys.argv[1:]]),
     }
 
 
+def may_keep(path: Path | None, project: Path = PROJECT) -> None:
+    """Asks, before the work and again before it is written, whether a result may be written to ``path``; None: no file.
+
+    Raises:
+        ContractError: it would stand among the project's kept results, and no commit can be named.
+    """
+    if path is None or not any(
+        path.resolve().is_relative_to(project.resolve() / folder) for folder in RESULTS
+    ):
+        return
+    if commit(project) is None:
+        raise ContractError(
+            f"a result for {path} from sources that are no git checkout with a commit",
+            allowed="kept results whose commit can be named",
+            fix="run in a git checkout, or write to a file outside " + " and ".join(RESULTS),
+        )
+
+
 def write(path: Path, result: dict[str, Any] | list) -> None:
-    """Keeps a result with its provenance: a list as ``rows``."""
+    """Keeps a result with its provenance: a list as ``rows``.
+
+    Raises:
+        ContractError: as :func:`may_keep`.
+    """
+    may_keep(path)
     facts = result if isinstance(result, dict) else {"rows": result}
     path.write_text(json.dumps(provenance() | facts, indent=1) + "\n", encoding="utf-8")
 
@@ -77,12 +107,18 @@ def _program() -> str:
 
 
 def commit(project: Path) -> str | None:
-    """The commit of a checkout; None for anything else, also inside somebody else's repository."""
+    """The commit of a checkout; None for anything else, also inside somebody else's repository.
+
+    Kept results that have changed make no other code: what is written first does not mark what is written next.
+    """
     if not (project / ".git").exists():
         return None
     try:
         head = _git(project, "rev-parse", "HEAD")
-        changed = _git(project, "status", "--porcelain", "--untracked-files=no")
+        besides = [f":(exclude,glob){folder}/*.json*" for folder in RESULTS]
+        changed = _git(
+            project, "status", "--porcelain", "--untracked-files=no", "--", ".", *besides
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + ("+" if changed else "")

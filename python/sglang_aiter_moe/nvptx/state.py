@@ -78,15 +78,16 @@ class State:
         self._groups: dict[int, Group] = {}
 
     def _arrays(self) -> list[np.ndarray]:
-        """One array a slot. Their contents do not matter where reads are checked."""
+        """One array a slot, filled with ``POISON``.
+
+        Also where reads are checked: what nothing has written is computed with and stored to global memory as unknown
+        (``follow``), so what a register holds must not be what an earlier launch left in recycled memory.
+        """
         made: dict[str, list[np.ndarray]] = {}
         kinds = [kind for _, kind in self.registers]
         for kind in set(kinds):
             shape = (kinds.count(kind), self.rows, LANES)
-            if self.checked:
-                made[kind] = list(np.empty(shape, DTYPES[kind]))
-            else:
-                made[kind] = list(np.full(shape, POISON[kind], DTYPES[kind]))
+            made[kind] = list(np.full(shape, POISON[kind], DTYPES[kind]))
             made[kind].reverse()
         return [made[kind].pop() for kind in kinds]
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 
 from sglang_aiter_moe.amdgpu.errors import AssemblyError, ExecutionError
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.evaluation import provenance
 from sglang_aiter_moe.testing import amd_launches
 from sglang_aiter_moe.testing.amd_launches import Kept
@@ -43,6 +44,8 @@ SIBLINGS = {
     "execz": ("execnz",), "ubyte": ("sbyte",), "ushort": ("ubyte",), "exp": ("log",), "rcp": ("sqrt",),
 }  # fmt: skip
 """Part of a mnemonic -> what may stand there instead."""
+REDRAWS = 200
+"""Changes after one another that make no mutant: an assembler refuses about every second one, never so many."""
 _REGISTER = re.compile(r"(?<![\w.])([vsa])(\d+)(?![\w\[])|(?<![\w.])([vsa])\[(\d+):(\d+)\]")
 _NUMBER = re.compile(r"(?<![\w\[:.$])(0x[0-9a-fA-F]+|\d+)(?![\w\]:.])")
 
@@ -85,9 +88,21 @@ class NotAMutant(Exception):
 
 
 def survey(launches: list[Kept], count: int, seed: int, by: str = "executions") -> list[dict]:
-    """``count`` mutants and their outcomes; ``by``: "executions" (in the first launch) or "lines"."""
+    """``count`` mutants and their outcomes; ``by``: "executions" (in the first launch) or "lines".
+
+    Raises:
+        ContractError: the assembler refuses what is not changed either.
+    """
     choose = random.Random(seed)
     kept = launches[0]
+    first = instructions(kept.call.assembly, kept.call.name)[0]
+    unchanged = kept.call.assembly.splitlines()[first].split(";")[0].strip()
+    if not assembles(unchanged, kept.arch):
+        raise ContractError(
+            f"the assembler refuses {unchanged!r} of {kept.call.name} for {kept.arch}",
+            allowed="an assembler that takes the unchanged kernel",
+            fix="use the Triton that compiled it",
+        )
     weights = kept.executed if by == "executions" else None
     return collect(
         count,
@@ -103,10 +118,21 @@ def collect(
     accepted: Callable[[str, Mutation], bool],
     try_out: Callable[[str], str | None],
 ) -> list[dict]:
-    """``count`` drawn mutants that are accepted and can be run, with what ``try_out`` says of their texts."""
-    rows = []
+    """``count`` drawn mutants that are accepted and can be run, with what ``try_out`` says of their texts.
+
+    Raises:
+        ContractError: ``REDRAWS`` changes after one another were no mutants.
+    """
+    rows, refused, last = [], 0, ""
     while len(rows) < count:
+        if refused == REDRAWS:
+            raise ContractError(
+                f"{refused} changes after one another were refused, the last one: {last!r}",
+                allowed="an assembler that takes what the interpreter runs",
+                fix="assemble the unchanged kernel and look at what the assembler says",
+            )
         text, mutation = draw()
+        refused, last = refused + 1, mutation.after
         if not accepted(text, mutation):
             continue
         start = time.perf_counter()
@@ -115,13 +141,19 @@ def collect(
         except NotAMutant as error:
             print(f"no mutant: {mutation.after}: {error}", file=sys.stderr)
             continue
+        refused = 0
         rows.append(asdict(mutation) | {"outcome": found, "seconds": time.perf_counter() - start})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
 def add_report(path: Path, report: dict, rows: list[dict]) -> None:
-    """Adds a report to a file's list, in place of an earlier one of the same key."""
+    """Adds a report to a file's list, in place of an earlier one of the same key.
+
+    Raises:
+        ContractError: it would be a kept result without a commit.
+    """
+    provenance.may_keep(path)
     key = tuple(report.items())
     kept = json.loads(path.read_text()) if path.exists() else []
     kept = [r for r in kept if tuple((k, r.get(k)) for k, _ in key) != key]
@@ -256,6 +288,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--by", choices=("executions", "lines"), default="executions")
     parser.add_argument("--json", type=Path, help="a list of reports, to which this one is added")
     options = parser.parse_args(arguments)
+    provenance.may_keep(options.json)
     kept = amd_launches.keep(amd_launches.layer(options.mode), options.kernel)
     rows = survey(amd_launches.launches(kept), options.count, options.seed, options.by)
     caught = sum(row["outcome"] is not None for row in rows)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import triton
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.evaluation import provenance
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, Ring, run_fp8
 from sglang_aiter_moe.portable.triton.hopper.launch import (
@@ -130,6 +131,29 @@ def layers() -> dict[str, tuple[str, Case]]:
     }
 
 
+def chosen(patterns: list[str]) -> dict[str, tuple[str, Case]]:
+    """The layers whose names match one of ``patterns``; spoilt ones where the pattern says "hostile".
+
+    Raises:
+        ContractError: a pattern matches none.
+    """
+    everything, names = layers(), set()
+    for pattern in patterns:
+        found = {
+            name
+            for name, (_, case) in everything.items()
+            if fnmatch.fnmatch(name, pattern) and ("hostile" in pattern or not case.spoil)
+        }
+        if not found:
+            raise ContractError(
+                f"pattern {pattern!r} matches no layer",
+                allowed=", ".join(everything),
+                fix="name layers as form/mode/case, with * where anything may stand",
+            )
+        names |= found
+    return {name: layer for name, layer in everything.items() if name in names}
+
+
 def execute(form: str, case: Case, seed: int, **options) -> dict:
     """``run_case`` of a form on an interpreted GPU; ``options`` of ``nvptx.launch.Device``."""
     from sglang_aiter_moe.nvptx.launch import Device
@@ -177,11 +201,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--fp8-bits", type=int)
     parser.add_argument("--multiprocessors", type=int, default=132)
     options = parser.parse_args(arguments)
+    provenance.may_keep(options.json)
     rows = []
-    for name, (form, case) in layers().items():
-        patterns = [p for p in options.patterns if "hostile" in p or not case.spoil]
-        if not any(fnmatch.fnmatch(name, p) for p in patterns):
-            continue
+    for name, (form, case) in chosen(options.patterns).items():
         row = {"name": name}
         try:
             row |= execute(

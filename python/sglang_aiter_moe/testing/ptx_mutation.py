@@ -3,7 +3,8 @@
 ``python -m sglang_aiter_moe.testing.ptx_mutation LAYER KERNEL [--count N] [--seed S] [--json FILE]`` runs a layer of
 ``hopper_cases`` (``fp8/A16W4/small``), keeps what KERNEL (``stage1_fp8``) was launched with, and launches it again with
 one instruction changed at a time. A mutant is caught if anything that the kernel writes has other bits than the
-unchanged kernel gives it, or if the interpreter raises.
+unchanged kernel gives it, if it leaves a byte unwritten that the unchanged kernel writes (or writes there what comes of
+nothing), or if the interpreter raises. With ``--multiprocessors 1`` programs take several turns, so rings wrap.
 
 The instruction is drawn from those executed, each execution of a warp being as likely. Waits, barriers and fences are
 changed like all others; not changed is what has no effect here (register counts, hints, dependent launches). A change
@@ -23,11 +24,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+import triton
 
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.evaluation import provenance
 from sglang_aiter_moe.nvptx.errors import ExecutionError, PtxError
 from sglang_aiter_moe.nvptx.launch import Device
-from sglang_aiter_moe.nvptx.triton_driver import Call, MapOf
+from sglang_aiter_moe.nvptx.triton_driver import MULTIPROCESSORS, Call, MapOf
 from sglang_aiter_moe.testing import amd_mutation, hopper_cases
 from sglang_aiter_moe.testing.amd_mutation import Mutation, NotAMutant, as_bits
 
@@ -61,6 +66,8 @@ class Kept:
     fresh: frozenset[int]
     """Places in the arguments of tensors that nothing had written before the launch."""
     written: tuple[torch.Tensor, ...]
+    known: tuple[np.ndarray, ...]
+    """bool [bytes] of each tensor: what is written when the launch is run again by itself."""
     executed: dict[int, int]
     """Line of the text -> how often a warp executed it."""
 
@@ -103,33 +110,80 @@ class _Keeping(Device):
                 dataclasses.replace(call, arguments=tuple(before)),
                 frozenset(fresh),
                 tuple(t.clone() for t in tensors),
+                (),
                 done,
             )
         )
 
 
-def keep(layer: str, kernel: str, seed: int = 1) -> Kept:
+def keep(layer: str, kernel: str, seed: int = 1, multiprocessors: int = MULTIPROCESSORS) -> Kept:
     """The first launch of ``kernel`` in a layer of ``hopper_cases.layers()``.
 
     Raises:
-        RuntimeError: the layer is wrong before any change, or has no such kernel.
+        ContractError: there is no such layer, or it has no such kernel.
+        RuntimeError: the layer is wrong before any change.
     """
-    form, case = hopper_cases.layers()[layer]
+    layers = hopper_cases.layers()
+    if layer not in layers:
+        raise ContractError(
+            f"layer {layer!r}", allowed=", ".join(layers), fix="name one of them as form/mode/case"
+        )
+    form, case = layers[layer]
     kept: list[Kept] = []
     row = hopper_cases.execute(
-        form, case, seed, device=lambda **options: _Keeping(kernel, kept, **options)
+        form,
+        case,
+        seed,
+        device=lambda **options: _Keeping(kernel, kept, **options),
+        multiprocessors=multiprocessors,
     )
-    if not row["right"] or not kept:
-        raise RuntimeError(f"{layer} is wrong before any change, or has no {kernel}: {row}")
-    return kept[0]
+    if not row["right"]:
+        raise RuntimeError(f"{layer} is wrong before any change: error {row['rel_err']}")
+    if not kept:
+        raise ContractError(
+            f"kernel {kernel!r} of layer {layer}",
+            allowed=", ".join(dict.fromkeys(launch["kernel"] for launch in row["launches"])),
+            fix="name one of the kernels that the layer launches",
+        )
+    tensors, known = _run(kept[0], kept[0].call.assembly, 2 * sum(kept[0].executed.values()))
+    for (name, again), before, written in zip(tensors, kept[0].written, known, strict=True):
+        if not torch.equal(as_bits(again).view(-1)[written], as_bits(before).view(-1)[written]):
+            raise RuntimeError(f"{kernel} of {layer} gives {name} other bits when run again")
+    return dataclasses.replace(kept[0], known=tuple(known))
 
 
 def outcome(kept: Kept, text: str, limit: int) -> str | None:
-    """How the launch with ``text`` differs from the kept one: "raised: ...", "changed: NAME", or None.
+    """How the launch with ``text`` differs from the kept one, or None.
+
+    "raised: ...", "unwritten: NAME" or "changed: NAME".
+    Bytes that the unchanged kernel leaves unwritten, or gives what comes of nothing, mean nothing and are not compared.
 
     Raises:
         NotAMutant: the interpreter does not have the changed instruction.
     """
+    try:
+        tensors, known = _run(kept, text, limit)
+    except PtxError as error:
+        if "not modelled" in str(error):
+            raise NotAMutant(str(error)) from error
+        return f"raised: {error.what}"
+    except ExecutionError as error:
+        return f"raised: {error.what}"
+    rows = list(zip(tensors, known, kept.written, kept.known, strict=True))
+    for (name, _), found, _, expected in rows:
+        if (expected & ~found).any():
+            return f"unwritten: {name}"
+    for (name, tensor), found, before, expected in rows:
+        same = torch.equal(as_bits(tensor).view(-1)[expected], as_bits(before).view(-1)[expected])
+        if not same or (found & ~expected).any():
+            return f"changed: {name}"
+    return None
+
+
+def _run(
+    kept: Kept, text: str, limit: int
+) -> tuple[list[tuple[str, torch.Tensor]], list[np.ndarray]]:
+    """The launch again, with ``text``: its tensors by name, and which of their bytes are written then."""
     arguments, names, fresh = [], [], set()
     for i, (name, argument) in enumerate(kept.call.arguments):
         tensor = _tensor(argument)
@@ -145,18 +199,13 @@ def outcome(kept: Kept, text: str, limit: int) -> str | None:
         edit=lambda name, old: text,
         max_instructions=limit,
     )
-    try:
-        device.launched(dataclasses.replace(kept.call, arguments=tuple(arguments)))
-    except PtxError as error:
-        if "not modelled" in str(error):
-            raise NotAMutant(str(error)) from error
-        return f"raised: {error.what}"
-    except ExecutionError as error:
-        return f"raised: {error.what}"
-    for (name, found), before in zip(names, kept.written, strict=True):
-        if not torch.equal(as_bits(found), as_bits(before)):
-            return f"changed: {name}"
-    return None
+    device.launched(dataclasses.replace(kept.call, arguments=tuple(arguments)))
+    known = []
+    for _, tensor in names:
+        address = device.placing.address_of(tensor)
+        nbytes = as_bits(tensor).numel()
+        known.append(device.memory.written(address, nbytes) if nbytes else np.zeros(0, bool))
+    return names, known
 
 
 def mutate(text: str, executed: dict[int, int], choose: random.Random) -> tuple[str, Mutation]:
@@ -231,25 +280,48 @@ def _guard(code: str, choose: random.Random, text: str) -> str | None:
     return found[1] + left + code[found.end() :]
 
 
-def assembles(text: str) -> bool:
-    """Whether ptxas, which Triton carries, takes the module."""
+def assembler(text: str) -> Path:
+    """The ptxas that takes the unchanged module: Triton carries several, of which old ones refuse a new PTX version.
+
+    Raises:
+        ContractError: there is none, so a mutant could not be told from what is no PTX.
+    """
     from sglang_aiter_moe.testing.hopper_compile import BIN
 
+    found = sorted(Path(BIN).glob("ptxas*"))
+    for ptxas in found:
+        if assembles(text, ptxas):
+            return ptxas
+    version = re.search(r"^\.version.*$", text, re.MULTILINE)
+    raise ContractError(
+        f"no ptxas takes the unchanged kernel ({version[0] if version else 'without .version'})",
+        allowed=f"a module that one of {', '.join(map(str, found)) or 'no file at all in ' + BIN} takes",
+        fix="install a Triton whose ptxas is as new as its PTX",
+    )
+
+
+def assembles(text: str, ptxas: Path) -> bool:
+    """Whether ``ptxas`` takes the module."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "k.ptx")
         Path(path).write_text(text)
-        command = [os.path.join(BIN, "ptxas"), "-arch=sm_90a", "-O0", path, "-o", os.devnull]
+        command = [str(ptxas), "-arch=sm_90a", "-O0", path, "-o", os.devnull]
         return not subprocess.run(command, capture_output=True, check=False).returncode
 
 
 def survey(kept: Kept, count: int, seed: int) -> list[dict]:
-    """``count`` mutants and their outcomes."""
+    """``count`` mutants and their outcomes.
+
+    Raises:
+        ContractError: no ptxas takes the unchanged kernel.
+    """
+    ptxas = assembler(kept.call.assembly)
     choose = random.Random(seed)
     limit = 4 * sum(kept.executed.values())
     return amd_mutation.collect(
         count,
         lambda: mutate(kept.call.assembly, kept.executed, choose),
-        lambda text, mutation: assembles(text),
+        lambda text, mutation: assembles(text, ptxas),
         lambda text: outcome(kept, text, limit),
     )
 
@@ -260,14 +332,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("kernel", metavar="KERNEL")
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--multiprocessors", type=int, default=MULTIPROCESSORS)
     parser.add_argument("--json", type=Path, help="a list of reports, to which this one is added")
     options = parser.parse_args(arguments)
-    kept = keep(options.layer, options.kernel)
+    provenance.may_keep(options.json)
+    kept = keep(options.layer, options.kernel, multiprocessors=options.multiprocessors)
     rows = survey(kept, options.count, options.seed)
     caught = sum(row["outcome"] is not None for row in rows)
     print(f"{caught} of {len(rows)} caught", file=sys.stderr)
     if options.json:
-        report = {"layer": options.layer, "kernel": options.kernel, "seed": options.seed}
+        report = {
+            "layer": options.layer,
+            "kernel": options.kernel,
+            "multiprocessors": options.multiprocessors,
+            "seed": options.seed,
+            "triton": triton.__version__,
+        }
         amd_mutation.add_report(options.json, report, rows)
     return int(caught < 0.8 * len(rows))
 

@@ -1,12 +1,22 @@
 """What a kept result says about itself, in repositories that the test makes."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
-from sglang_aiter_moe.evaluation.provenance import PROJECT, commit, missing, provenance, write
+from sglang_aiter_moe.errors import ContractError
+from sglang_aiter_moe.evaluation.provenance import (
+    PROJECT,
+    RESULTS,
+    commit,
+    may_keep,
+    missing,
+    provenance,
+    write,
+)
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
@@ -34,6 +44,40 @@ def test_the_commit_and_whether_anything_differs_from_it(checkout):
     assert commit(checkout) == head
     (checkout / "file").write_text("two")
     assert commit(checkout) == head + "+"
+
+
+def test_kept_results_that_differ_do_not_mark_the_next_one(checkout):
+    (checkout / "docs").mkdir()
+    for name in ("rows.json", "page.md"):
+        (checkout / "docs" / name).write_text("one")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "--quiet", "--message", "two")
+    (checkout / "docs" / "rows.json").write_text("two")
+    assert commit(checkout) == git(checkout, "rev-parse", "HEAD")
+    (checkout / "docs" / "page.md").write_text("two")
+    assert commit(checkout) == git(checkout, "rev-parse", "HEAD") + "+"
+
+
+def test_without_a_commit_nothing_is_kept_and_elsewhere_the_reason_is_written(
+    checkout, tmp_path_factory
+):
+    copy = tmp_path_factory.mktemp("copy")
+    for folder in RESULTS:
+        may_keep(checkout / folder / "x.json", checkout)
+        with pytest.raises(ContractError, match="no git checkout"):
+            may_keep(copy / folder / "x.json", copy)
+    may_keep(copy / "x.json", copy)
+    may_keep(None, copy)
+    assert provenance(copy)["commit"] is None and "no git" in provenance(copy)["without_commit"]
+    assert "without_commit" not in provenance(checkout)
+
+
+def test_a_kept_result_is_refused_before_it_is_written(monkeypatch):
+    monkeypatch.setattr("sglang_aiter_moe.evaluation.provenance.commit", lambda project: None)
+    path = PROJECT / "docs" / "a-result-of-nothing.json"
+    with pytest.raises(ContractError, match="no git checkout"):
+        write(path, [])
+    assert not path.exists()
 
 
 def test_an_installed_package_does_not_name_the_repository_around_it(checkout):
@@ -140,6 +184,63 @@ def test_every_kept_result_says_when_where_and_of_which_commit():
     }
     assert len(found) > 20
     assert {name: lacks for name, lacks in found.items() if lacks} == BEFORE
+
+
+ELSEWHERE = {
+    "benchmark/results/kernel_checks_h200.json": {"75a39aa"},
+    "benchmark/results/kernels_h200_prefill.json": {"75a39aa"},
+    "docs/hopper-layers.json": {"6bb536713d9c8d917ac3322132c5b0478ce29ab0"},
+}
+"""Results that name a commit which this history does not have (it was rebased, or never merged)."""
+CHANGED = {"benchmark/results/amdgpu.json"}
+"""Results of a checkout with changes that its commit does not have."""
+
+
+def commits(data):
+    """Every text that stands as "commit" somewhere in a result."""
+    if isinstance(data, list):
+        return [text for part in data for text in commits(part)]
+    if not isinstance(data, dict):
+        return []
+    own = [data["commit"]] if isinstance(data.get("commit"), str) else []
+    return own + [text for part in data.values() for text in commits(part)]
+
+
+def is_ancestor(name, project=PROJECT):
+    command = ["git", "-C", str(project), "merge-base", "--is-ancestor", name, "HEAD"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_whether_a_commit_is_in_a_history(checkout):
+    first = git(checkout, "rev-parse", "HEAD")
+    git(checkout, "checkout", "--quiet", "-b", "side")
+    git(checkout, "commit", "--quiet", "--allow-empty", "--message", "two")
+    side = git(checkout, "rev-parse", "HEAD")
+    git(checkout, "checkout", "--quiet", "-")
+    assert [is_ancestor(name, checkout) for name in (first, side, "abcdef1")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_commits_of_kept_results_are_in_this_history():
+    if commit(PROJECT) is None or git(PROJECT, "rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("a tree without its git history")
+    elsewhere, changed = {}, set()
+    for folder in RESULTS:
+        for path in sorted((PROJECT / folder).glob("*.json*")):
+            name = path.relative_to(PROJECT).as_posix()
+            for text in commits(read(path)):
+                hashes = re.findall(r"\b[0-9a-f]{7,40}\b", text)
+                assert hashes, f"{name} names no commit in {text!r}"
+                lost = {h for h in hashes if not is_ancestor(h)}
+                if lost:
+                    elsewhere.setdefault(name, set()).update(lost)
+                if text.endswith("+"):
+                    changed.add(name)
+    assert elsewhere == ELSEWHERE
+    assert changed == CHANGED
 
 
 if __name__ == "__main__":
