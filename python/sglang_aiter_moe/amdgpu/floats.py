@@ -62,6 +62,18 @@ def _exact_product(a, b):
     return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
 
 
+def _subnormal(high, low, scale):
+    """(high + low) * 2**scale, rounded once where that is below 2**-1022: to whole units of 2**-1074.
+
+    ``low`` is at most half a unit of ``high`` and rounded to odd. Beside 2**52 units a sum has no smaller ones.
+    """
+    sign = np.copysign(1.0, high)
+    base = np.ldexp(1.0, np.minimum(-1074 - scale, 400) + 52)
+    s, error = _two_sum(base, high * sign)
+    whole = (s + to_odd(error, low * sign)) - base
+    return np.ldexp(np.copysign(whole, sign), scale)
+
+
 def fma64(a, b, c):
     """a * b + c with one rounding, float64 (Boldo and Melquiond, 2008, on operands scaled to about 1)."""
     a, b, c = (np.ascontiguousarray(x, F64) for x in np.broadcast_arrays(a, b, c))
@@ -79,8 +91,8 @@ def fma64(a, b, c):
     vh, vl = _two_sum(uh, th)
     rest = to_odd(tl, vl)
     near = np.ldexp(vh + rest, scale)
-    subnormal = np.abs(near) < 2.0**-1021
-    near = np.where(subnormal, np.ldexp(to_odd(vh, rest), scale), near)
+    subnormal = np.abs(to_odd(vh, rest)) < np.ldexp(1.0, -1022 - scale)
+    near = np.where(subnormal, _subnormal(vh, rest, scale), near)
     return np.where(ordinary, np.where(large, c, near), plain)
 
 
