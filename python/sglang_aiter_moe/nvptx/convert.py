@@ -16,6 +16,7 @@ from sglang_aiter_moe.nvptx.floats import (
     from_bf16,
     halves,
     joined,
+    odd_f32,
     to_bf16,
     to_f16,
 )
@@ -37,6 +38,8 @@ def build(instruction: Instruction) -> Operation:
     given = frozenset(modes)
     if to in _INTEGERS and of in _INTEGERS:
         return _integer(instruction, given, to, of)
+    if to == of and given & set(_TO_INTEGER):
+        return _whole(instruction, given, to)
     if to in _FLOATS | {"tf32"} and of in _FLOATS | _INTEGERS:
         return _to_float(instruction, given, to, of)
     if to in _INTEGERS and of in _FLOATS:
@@ -75,10 +78,16 @@ def _value(read, of: str, given: frozenset):
 
 
 def _to_float(instruction: Instruction, given: frozenset, to: str, of: str) -> Operation:
-    if given - {"rn", "rz", "rna", "sat", "ftz", "relu"} or (
-        "rz" in given and (to, of) not in (("bf16", "f32"), ("f16", "f32"))
+    modes = given & {"rn", "rz", "rna"}
+    if (
+        given - {"rn", "rz", "rna", "sat", "ftz", "relu"}
+        or len(modes) > 1
+        or ("rz" in given and (to, of) not in (("bf16", "f32"), ("f16", "f32"), ("tf32", "f32")))
+        or ("rna" in given and to != "tf32")
+        or (to == "tf32" and (of != "f32" or not modes or "sat" in given))
     ):
         raise refuse(instruction, "this form of cvt")
+    mode = next(iter(modes), "rn")
     d, x = operands(instruction, 2)
     read = _value(value(instruction, x, of, wide=of in _INTEGERS), of, given)
     write = target(instruction, d, "b32" if to == "tf32" else to)
@@ -91,22 +100,28 @@ def _to_float(instruction: Instruction, given: frozenset, to: str, of: str) -> O
             )
         if "sat" in given:
             value = np.where(value > 0, np.minimum(value, 1), 0).astype(value.dtype)
-        return write(g, rounded(value, to, "rz" in given))
+        out = rounded(value, to, mode)
+        return write(g, flush(out) if "ftz" in given and to == "f32" else out)
 
     return run
 
 
-def rounded(value, to: str, toward_zero: bool = False) -> np.ndarray:
-    """A number in a float format: f16, f32 and f64 as numpy's, bf16 as uint16, tf32 as float32 (nearest, ties away)."""
+def rounded(value, to: str, mode: str = "rn") -> np.ndarray:
+    """A number in a float format, rounded once: f16, f32 and f64 as numpy's, bf16 as uint16, tf32 as float32.
+
+    ``mode``: "rn" nearest even, "rz" toward zero (of float32), "rna" nearest, ties away (tf32).
+    """
     value = np.asarray(value)
     if to == "bf16":
-        return to_bf16(value.astype(F32), toward_zero)
+        narrow = value.dtype in (np.float16, F32)
+        return to_bf16(value.astype(F32) if narrow else odd_f32(value), mode == "rz")
     if to == "tf32":
         bits = value.astype(F32).view(U32)
-        cut = (bits + U32(0x1000)) & U32(0xFFFFE000)
+        even = U32(0xFFF) + ((bits >> U32(13)) & U32(1))
+        cut = (bits + {"rn": even, "rna": U32(0x1000), "rz": U32(0)}[mode]) & U32(0xFFFFE000)
         return np.where(np.isfinite(value), cut, bits).astype(U32).view(F32)
     if to == "f16":
-        if not toward_zero:
+        if mode != "rz":
             return to_f16(value)
         near = to_f16(value)
         over = np.abs(near.astype(F32)) > np.abs(value)
@@ -116,8 +131,19 @@ def rounded(value, to: str, toward_zero: bool = False) -> np.ndarray:
     return out
 
 
+def _whole(instruction: Instruction, given: frozenset, kind: str) -> Operation:
+    """cvt.rmi.f32.f32 and its like: to a whole number of the same type; a zero keeps the sign."""
+    modes = given & set(_TO_INTEGER)
+    if kind not in ("f16", "f32", "f64") or len(modes) != 1 or given - modes - {"ftz"}:
+        raise refuse(instruction, "this form of cvt")
+    d, x = operands(instruction, 2)
+    read = _value(value(instruction, x, kind), kind, given)
+    write, towards = target(instruction, d, kind), _TO_INTEGER[next(iter(modes))]
+    return lambda g: write(g, towards(np.asarray(read(g))))
+
+
 def _float_to_integer(instruction: Instruction, given: frozenset, to: str, of: str) -> Operation:
-    """Out of range is the nearest integer of the type, NaN is 0 (of 64-bit results 2**63)."""
+    """Out of range is the nearest integer of the type, NaN is 0, but the highest bit alone of f64 or in 64 bits."""
     modes = given & set(_TO_INTEGER)
     if len(modes) != 1 or given - modes - {"ftz", "sat"}:
         raise refuse(instruction, "this form of cvt")
@@ -133,7 +159,10 @@ def _float_to_integer(instruction: Instruction, given: frozenset, to: str, of: s
         )
         out = np.where(inside, value, 0).astype(dtype)
         out = np.where(inside, out, np.where(value > 0, dtype(limits.max), dtype(limits.min)))
-        nothing = dtype(0) if limits.bits < 64 else np.uint64(1 << 63).astype(dtype)
+        top = (
+            np.uint64(1 << (limits.bits - 1)) if of == "f64" or limits.bits == 64 else np.uint64(0)
+        )
+        nothing = top.astype(dtype)
         return write(g, np.where(np.isnan(value), nothing, out).astype(dtype))
 
     return run
@@ -156,7 +185,7 @@ def _pair(instruction: Instruction, given: frozenset, to: str) -> Operation:
         for x in (b(g), a(g)):
             if "relu" in given:
                 x = np.where(x > 0, x, np.where(x != x, x, F32(0)))
-            parts.append(rounded(x, one, "rz" in given).view(U16))
+            parts.append(rounded(x, one, "rz" if "rz" in given else "rn").view(U16))
         return write(g, joined(*parts))
 
     return run

@@ -12,7 +12,15 @@ import numpy as np
 from sglang_aiter_moe.amdgpu.floats import fma as fma32
 from sglang_aiter_moe.amdgpu.floats import fma64
 from sglang_aiter_moe.nvptx.decode import Operation, Read, operands, refuse, target, value
-from sglang_aiter_moe.nvptx.floats import flush, from_bf16, maximum, minimum, to_bf16
+from sglang_aiter_moe.nvptx.floats import (
+    exact_fma,
+    flush,
+    from_bf16,
+    maximum,
+    minimum,
+    odd_f32,
+    to_bf16,
+)
 from sglang_aiter_moe.nvptx.operands import Operand
 from sglang_aiter_moe.nvptx.text import Instruction
 
@@ -25,16 +33,15 @@ def _fma(a, b, c):
     if a.dtype == F64:
         return fma64(a, b, c)
     if a.dtype == np.float16:
-        # The product of two float16 is exact in float32 and the sum in float64.
-        return (a.astype(F64) * b.astype(F64) + c.astype(F64)).astype(np.float16)
+        return exact_fma(a, b, c).astype(np.float16)
     return np.asarray(fma32(a, b, c))
 
 
 def read_float(instruction: Instruction, operand: Operand, kind: str, ftz: bool) -> Read:
-    """Reads f16, f32, f64 as they are, bf16 as float32."""
+    """Reads f16, f32, f64 as they are, bf16 as float64: results are rounded to bf16 once."""
     read = value(instruction, operand, kind)
     if kind == "bf16":
-        return lambda g: from_bf16(read(g))
+        return lambda g: from_bf16(read(g)).astype(F64)
     if ftz and kind == "f32":
         return lambda g: flush(read(g))
     return read
@@ -50,10 +57,14 @@ def _build(f, arity: int, modifiers: frozenset = frozenset(), kinds: frozenset =
         if {"rz", "rm", "rp"} & set(given):
             raise refuse(instruction, "rounding other than to nearest even")
         ftz = "ftz" in given
+        if ftz and kind != "f32":
+            raise refuse(instruction, f"ftz of {kind}")
         d, *sources = operands(instruction, arity + 1)
         reads = [read_float(instruction, s, kind, ftz) for s in sources]
         write = target(instruction, d, kind)
         function = f(frozenset(given), kind) if getattr(f, "chooses", False) else f
+        if f is _fma and kind == "bf16":
+            function = exact_fma
         saturates = "sat" in given
 
         def run(g):
@@ -61,7 +72,7 @@ def _build(f, arity: int, modifiers: frozenset = frozenset(), kinds: frozenset =
             if saturates:
                 out = np.where(out > 0, np.minimum(out, 1), 0).astype(out.dtype)
             if kind == "bf16":
-                out = to_bf16(out)
+                out = to_bf16(odd_f32(out))
             elif ftz:
                 out = flush(out)
             return write(g, out)
@@ -139,6 +150,20 @@ def _signs(clear: bool):
     return build
 
 
+def _copysign(instruction: Instruction) -> Operation:
+    """The sign of the first source, all else of the second."""
+    if instruction.modifiers not in (("f32",), ("f64",)):
+        raise refuse(instruction, "this form of copysign")
+    kind = instruction.modifiers[0]
+    d, x, y = operands(instruction, 3)
+    a, b, write = (
+        value(instruction, x, kind),
+        value(instruction, y, kind),
+        target(instruction, d, kind),
+    )
+    return lambda g: write(g, np.copysign(b(g), a(g)))
+
+
 def _divide(a, b):
     return np.divide(a, b)
 
@@ -158,5 +183,5 @@ TABLE = {
     "sin": _build(_exactly(np.sin), 1, _APPROX, frozenset(("f32",))),
     "cos": _build(_exactly(np.cos), 1, _APPROX, frozenset(("f32",))),
     "max": _build(_maximum, 2, frozenset(("NaN",))), "min": _build(_minimum, 2, frozenset(("NaN",))),
-    "abs": _signs(True), "neg": _signs(False),
+    "abs": _signs(True), "neg": _signs(False), "copysign": _copysign,
 }  # fmt: skip

@@ -11,6 +11,7 @@ import functools
 import numpy as np
 
 from sglang_aiter_moe.amdgpu import formats
+from sglang_aiter_moe.amdgpu.floats import to_odd
 
 F32, F64, U16, U32 = np.float32, np.float64, np.uint16, np.uint32
 _SMALLEST = F32(2.0**-126)
@@ -27,6 +28,34 @@ def to_bf16(value, toward_zero: bool = False) -> np.ndarray:
     nearest = U32(0) if toward_zero else U32(0x7FFF) + ((bits >> U32(16)) & U32(1))
     out = (bits + nearest) >> U32(16)
     return np.where(value != value, U32(0x7FFF), out).astype(U16)
+
+
+def odd_f32(value) -> np.ndarray:
+    """Integers or float64 to float32, inexact ones to the neighbour with an odd last bit.
+
+    Rounding that again to a format of at most 22 bits is as rounding once (Boldo and Melquiond, 2008).
+    """
+    value = np.asarray(value)
+    if value.dtype.itemsize == 8 and value.dtype.kind in "iu":
+        # What float64 cannot hold: 53 bits, the last one odd where bits are left out.
+        low = value.dtype.type(0x7FF)
+        cut = (value & ~low) | np.where(value & low, low + value.dtype.type(1), 0).astype(
+            value.dtype
+        )
+        wide = (value >= 1 << 53) | (value <= -(1 << 53) if value.dtype.kind == "i" else False)
+        value = np.where(wide, cut, value)
+    value = value.astype(F64)
+    near = value.astype(F32)
+    back = near.astype(F64)
+    bits = near.view(np.int32)
+    inexact = (back != value) & np.isfinite(near) & (bits & 1 == 0)
+    outward = np.abs(value) > np.abs(back)
+    return np.where(inexact, bits + np.where(outward, 1, -1), bits).astype(np.int32).view(F32)
+
+
+def exact_fma(a, b, c):
+    """a * b + c of float16 or bfloat16 values in float64, rounded to odd: the product is exact, the sum may not be."""
+    return to_odd(np.multiply(a, b, dtype=F64), np.asarray(c).astype(F64))
 
 
 def to_f16(value) -> np.ndarray:

@@ -18,6 +18,7 @@ from sglang_aiter_moe.nvptx.text import Instruction
 TYPES = frozenset(
     ("u8", "s8", "b8", "u16", "s16", "b16", "u32", "s32", "b32", "u64", "s64", "b64", "pred")
 )
+_INTEGERS = TYPES - {"pred"}
 U32, U64, I64 = np.uint32, np.uint64, np.int64
 _DOUBLE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 """Type -> type of twice the width."""
@@ -45,6 +46,26 @@ def _plain(f, arity: int, allowed: frozenset = TYPES):
             return lambda g: write(g, f(a(g), b(g)))
         a, b, c = reads
         return lambda g: write(g, f(a(g), b(g), c(g)))
+
+    return build
+
+
+def _sum(f):
+    """add and sub; with .sat of s32 what is out of range is the nearest integer of the type."""
+    plain = _plain(f, 2, _INTEGERS)
+
+    def build(instruction: Instruction) -> Operation:
+        if instruction.modifiers != ("sat", "s32"):
+            return plain(instruction)
+        d, x, y = operands(instruction, 3)
+        a, b, write = (
+            value(instruction, x, "s32"),
+            value(instruction, y, "s32"),
+            target(instruction, d, "s32"),
+        )
+        limits = np.iinfo(np.int32)
+        exact = lambda g: f(a(g), b(g), dtype=I64)  # noqa: E731
+        return lambda g: write(g, np.clip(exact(g), limits.min, limits.max).astype(np.int32))
 
     return build
 
@@ -272,7 +293,7 @@ def _permute(instruction: Instruction) -> Operation:
 
 
 def _count(f):
-    """popc, clz, bfind, brev: results are u32, but brev's have the operand's width."""
+    """popc, clz, brev: results are u32, but brev's have the operand's width."""
 
     def build(instruction: Instruction) -> Operation:
         kind = _kind(instruction)
@@ -306,10 +327,21 @@ def _brev(a):
     return np.ascontiguousarray(raw).view(a.dtype)[..., 0]
 
 
-def _bfind(a):
-    """The highest set bit, all ones for none."""
-    width = 8 * a.dtype.itemsize
-    return (U32(width - 1) - _clz(a)).astype(U32)
+def _bfind(instruction: Instruction) -> Operation:
+    """The highest bit that is no copy of the sign, all ones for none; .shiftamt: the shift that moves it to the top."""
+    *given, kind = instruction.modifiers
+    if given not in ([], ["shiftamt"]) or kind not in ("u32", "s32", "u64", "s64"):
+        raise refuse(instruction, "this form of bfind")
+    d, x = operands(instruction, 2)
+    a, write = value(instruction, x, kind), target(instruction, d, "u32")
+    top = U32(8 * np.dtype(NUMPY[kind]).itemsize - 1)
+
+    def run(g):
+        value = np.asarray(a(g))
+        shift = _clz(np.where(value < 0, ~value, value))
+        return write(g, np.where(shift > top, U32(0xFFFFFFFF), shift if given else top - shift))
+
+    return run
 
 
 def _extreme(f):
@@ -349,14 +381,13 @@ def _funnel(instruction: Instruction) -> Operation:
     return run
 
 
-_INTEGERS = TYPES - {"pred"}
 TABLE = {
-    "add": _plain(np.add, 2, _INTEGERS), "sub": _plain(np.subtract, 2, _INTEGERS),
+    "add": _sum(np.add), "sub": _sum(np.subtract),
     "neg": _plain(np.negative, 1, _INTEGERS), "abs": _plain(np.abs, 1, _INTEGERS),
     "and": _plain(np.bitwise_and, 2), "or": _plain(np.bitwise_or, 2), "xor": _plain(np.bitwise_xor, 2),
     "not": _plain(np.invert, 1), "cnot": _plain(lambda a: np.equal(a, 0).astype(np.asarray(a).dtype), 1, _INTEGERS),
     "mul": _multiply, "mad": _multiply, "div": _divide, "rem": _divide, "min": _extreme(np.minimum),
     "max": _extreme(np.maximum), "shl": _shift, "shr": _shift, "bfe": _extract, "bfi": _insert, "lop3": _lop3,
-    "prmt": _permute, "popc": _count(_popc), "clz": _count(_clz), "brev": _count(_brev), "bfind": _count(_bfind),
+    "prmt": _permute, "popc": _count(_popc), "clz": _count(_clz), "brev": _count(_brev), "bfind": _bfind,
     "shf": _funnel,
 }  # fmt: skip

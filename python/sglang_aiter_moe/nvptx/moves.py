@@ -142,9 +142,9 @@ _FLOAT = {
 _COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
-def _compared(instruction: Instruction):
+def _compared(instruction: Instruction, modifiers: tuple[str, ...]):
     """The comparison of the first two sources as a function of a group, and what combines it with a third."""
-    compare, *rest, kind = instruction.modifiers
+    compare, *rest, kind = modifiers
     floats = kind in ("f16", "bf16", "f32", "f64")
     ftz = "ftz" in rest
     rest = [x for x in rest if x != "ftz"]
@@ -167,7 +167,7 @@ def _compared(instruction: Instruction):
 
 
 def _setp(instruction: Instruction) -> Operation:
-    test, combine, third = _compared(instruction)
+    test, combine, third = _compared(instruction, instruction.modifiers)
     d = instruction.operands[0]
     if d.kind != "pair":
         write = target(instruction, d, "pred")
@@ -186,6 +186,24 @@ def _setp(instruction: Instruction) -> Operation:
         second(g, q)
 
     return both
+
+
+def _set(instruction: Instruction) -> Operation:
+    """set.lt.u32.f32 d, a, b: all ones for true, 1.0 in f32; 0 for false."""
+    *others, to, of = instruction.modifiers
+    test, combine, third = _compared(instruction, (*others, of))
+    if to not in ("u32", "s32", "f32"):
+        raise refuse(instruction, "this form of set")
+    write = target(instruction, instruction.operands[0], to)
+    yes, no = (
+        (np.float32(1), np.float32(0)) if to == "f32" else (np.uint32(0xFFFFFFFF), np.uint32(0))
+    )
+
+    def run(g):
+        found = test(g) if combine is None else combine(test(g), third(g))
+        return write(g, np.where(found, yes, no))
+
+    return run
 
 
 def _cvta(instruction: Instruction) -> Operation:
@@ -209,4 +227,4 @@ def _cvta(instruction: Instruction) -> Operation:
     return generic
 
 
-TABLE = {"mov": _mov, "selp": _selp, "slct": _slct, "setp": _setp, "cvta": _cvta}
+TABLE = {"mov": _mov, "selp": _selp, "slct": _slct, "setp": _setp, "set": _set, "cvta": _cvta}

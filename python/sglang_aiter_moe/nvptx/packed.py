@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_aiter_moe.nvptx.decode import Operation, operands, refuse, target, value
-from sglang_aiter_moe.nvptx.floats import from_bf16, maximum, minimum, to_bf16
+from sglang_aiter_moe.nvptx.floats import exact_fma, from_bf16, maximum, minimum, odd_f32, to_bf16
 from sglang_aiter_moe.nvptx.text import Instruction
 
 TYPES = frozenset(("f16x2", "bf16x2"))
@@ -19,27 +19,13 @@ def _values(bits, kind: str) -> np.ndarray:
 
 
 def _packed(values, kind: str) -> np.ndarray:
-    """float64 [..., 2], rounded once."""
+    """float64 [..., 2], rounded once. (A sum that float64 does not hold is too far from a tie to matter.)"""
     if kind == "bf16x2":
-        # The results of one operation on bfloat16 that float64 holds are rounded to float32 first only where that
-        # is exact or cannot meet a tie of bfloat16's (products have 16 bits, sums are checked below).
-        parts = to_bf16(_odd_f32(values))
+        parts = to_bf16(odd_f32(values))
     else:
         half = values.astype(np.float16).view(U16)
         parts = np.where(np.isnan(values), U16(0x7FFF), half)
     return np.ascontiguousarray(parts).view(U32)[..., 0]
-
-
-def _odd_f32(values: np.ndarray) -> np.ndarray:
-    """float64 to float32, inexact values to the neighbour with an odd last bit: rounding again is then right."""
-    near = values.astype(np.float32)
-    back = near.astype(F64)
-    bits = near.view(np.int32)
-    inexact = (back != values) & np.isfinite(near) & (bits & 1 == 0)
-    outward = np.abs(values) > np.abs(back)
-    return (
-        np.where(inexact, bits + np.where(outward, 1, -1), bits).astype(np.int32).view(np.float32)
-    )
 
 
 def _build(f, arity: int):
@@ -76,6 +62,6 @@ def _signs(clear: bool):
 
 TABLE = {
     "add": _build(np.add, 2), "sub": _build(np.subtract, 2), "mul": _build(np.multiply, 2),
-    "fma": _build(lambda a, b, c: a * b + c, 3), "max": _build(maximum, 2), "min": _build(minimum, 2),
+    "fma": _build(exact_fma, 3), "max": _build(maximum, 2), "min": _build(minimum, 2),
     "abs": _signs(True), "neg": _signs(False),
 }  # fmt: skip

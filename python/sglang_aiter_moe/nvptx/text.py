@@ -101,6 +101,7 @@ _REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
 _VARIABLE = re.compile(
     r"(?:\.(?:extern|visible|weak)\s+)?\.(shared|global|const|param)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\s*(?:\[(\d*)\])?$"
 )
+_DATA = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.(?:global|const)\s")
 _PARAM = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+)?(?:\.(?:global|shared|const)\s+)?(?:\.align\s+\d+\s+)?([\w$]+)\s*(?:\[(\d+)\])?$"
 )
@@ -208,6 +209,8 @@ class _Parser:
                 self._kernel(statement, end, line)
             elif statement.startswith(".section"):
                 self._skip_block()
+            elif end == ";" and _DATA.match(statement):
+                continue  # an operand that names it is refused
             elif end == ";" and (match := _VARIABLE.match(" ".join(statement.split()))):
                 self._variable(match, line)
             elif statement.startswith(".extern .func"):

@@ -257,6 +257,32 @@ def test_setp_combines_and_gives_both():
     assert np.array_equal(got["v"], (a == 5) ^ c)
 
 
+def test_set_gives_ones_or_a_float():
+    a = np.array([1.0, 2.0, math.nan, -0.0] * 16, np.float32)
+    c = np.arange(N) % 3 == 0
+    got = run_lines(
+        "set.lt.u32.f32 %y, %a, 0f40000000; set.geu.f32.f32 %z, %a, 0f40000000;"
+        "set.le.or.s32.f32 %w, %a, 0f00000000, %c; set.ge.u32.s32 %v, %n, 5;",
+        {"a": a, "c": c, "n": np.arange(N, dtype=np.int32) - 9},
+        {"y": np.uint32, "z": np.float32, "w": np.int32, "v": np.uint32},
+    )  # fmt: skip
+    assert got["y"].tolist() == [0xFFFFFFFF, 0, 0, 0xFFFFFFFF] * 16
+    assert got["z"].tolist() == [0.0, 1.0, 1.0, 0.0] * 16
+    assert got["w"].tolist() == [-1 if v == 0 or i % 3 == 0 else 0 for i, v in enumerate(a)]
+    assert got["v"].tolist() == [0xFFFFFFFF if i - 9 >= 5 else 0 for i in range(N)]
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_copysign_takes_the_sign_of_the_first(kind):
+    size = {"f32": 4, "f64": 8}[kind]
+    bits = np.frombuffer(np.random.default_rng(1).bytes(2 * N * size), f"u{size}").reshape(2, N)
+    top = 1 << (8 * size - 1)
+    got = run_lines(
+        f"copysign.{kind} %y, %a, %b;", {"a": bits[0], "b": bits[1]}, {"y": bits.dtype}
+    )["y"]
+    assert got.tolist() == [(a & top) | (b & ~top) for a, b in zip(*bits.tolist(), strict=True)]
+
+
 def test_selections():
     a = np.arange(N, dtype=np.int32) - 9
     got = run_lines(
@@ -271,7 +297,7 @@ def test_selections():
 def test_every_opcode_is_tested():
     assert set(float_alu.TABLE) - {"mad"} == {
         "add", "sub", "mul", "fma", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "max", "min",
-        "abs", "neg",
+        "abs", "neg", "copysign",
     }  # fmt: skip
     assert set(packed.TABLE) == {"add", "sub", "mul", "fma", "max", "min", "abs", "neg"}
 

@@ -262,9 +262,31 @@ def test_every_opcode_is_tested():
     assert set(integer.TABLE) == tested
 
 
+def test_sums_saturate():
+    a, b = values("s32", 1).copy(), values("s32", 2).copy()
+    a[:4], b[:4] = [2**31 - 1, -(2**31), 2**31 - 1, 0], [3, -1, -1, -(2**31)]
+    low, high = -(2**31), 2**31 - 1
+    pairs = [(int(x), int(y)) for x, y in zip(a, b, strict=True)]
+    assert run("add.sat", "s32", a, b) == [min(max(x + y, low), high) for x, y in pairs]
+    assert run("sub.sat", "s32", a, b) == [min(max(x - y, low), high) for x, y in pairs]
+
+
+@pytest.mark.parametrize("kind", ["u32", "s32", "u64", "s64"])
+def test_bfind_of_signs_and_as_a_shift(kind):
+    """PTX: of a negative number the highest bit that is 0; all ones where there is none."""
+    a = values(kind, 1).copy()
+    a[:4] = [0, 1, 0, 1]
+    a[2:4] = ~a[2:4]  # -1 and -2, or all ones and all but the last
+    found = [(~int(v) if v < 0 else int(v)).bit_length() - 1 for v in a]
+    width = int(kind[1:])
+    assert run("bfind", kind, a, out="u32") == [p & 0xFFFFFFFF for p in found]
+    shifts = [0xFFFFFFFF if p < 0 else width - 1 - p for p in found]
+    assert run("bfind.shiftamt", kind, a, out="u32") == shifts
+
+
 @pytest.mark.parametrize(
     "line",
-    ["add.sat.s32 %y, %x, %x;", "mul.s32 %y, %x, %x;", "shl.u17 %y, %x, 1;", "add.s64 %y, %x, %x;"],
+    ["add.sat.u32 %y, %x, %x;", "mul.s32 %y, %x, %x;", "shl.u17 %y, %x, 1;", "add.s64 %y, %x, %x;"],
 )
 def test_other_forms_are_refused(line):
     with pytest.raises(PtxError, match="not modelled"):

@@ -50,6 +50,17 @@ def product(
     tl.store(out_ptr + m[:, None] * N + n[None, :], tl.dot(a, b, out_dtype=tl.float32))
 
 
+@triton.jit
+def functions(x_ptr, floor_ptr, ceil_ptr, root_ptr, erf_ptr, all_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at)
+    tl.store(floor_ptr + at, tl.floor(x))
+    tl.store(ceil_ptr + at, tl.ceil(x))
+    tl.store(root_ptr + at, tl.sqrt_rn(tl.abs(x)))
+    tl.store(erf_ptr + at, tl.erf(x))
+    tl.store(all_ptr + at, tl.floor(x) + tl.sqrt(tl.abs(x)) + tl.erf(x))
+
+
 def run_add(n: int = 300, **options):
     x, y, out = torch.randn(n), torch.randn(n), torch.full((n,), float("nan"))
     with Device(**options) as device:
@@ -73,6 +84,23 @@ def test_an_edited_text_is_what_runs():
         )
     )
     assert torch.equal(out, x - y)
+
+
+def test_functions_of_libdevice():
+    """The PTX of these declares an array that nothing uses and rounds with ``cvt.rmi.f32.f32``."""
+    x = torch.randn(128, generator=torch.Generator().manual_seed(1)) * 3
+    x[:4] = torch.tensor([0.5, -0.5, -0.0, -3.0])
+    floor, ceil, root, erf, together = (torch.full_like(x, float("nan")) for _ in range(5))
+    with Device() as device:
+        functions[(1,)](x, floor, ceil, root, erf, together, BLOCK=128)
+    assert torch.equal(floor, x.floor()) and torch.equal(ceil, x.ceil())
+    assert torch.equal(torch.signbit(ceil), torch.signbit(x.ceil()))
+    assert torch.equal(root, x.double().abs().sqrt().float())
+    exact = x.double().erf()
+    assert ((erf - exact).abs() <= 2**-22 * exact.abs()).all()
+    exact = exact + x.double().floor() + x.double().abs().sqrt()
+    assert ((together - exact).abs() <= 2**-22 * (1 + x.double().abs())).all()
+    assert ".global .align 1 .b8" in device.launches[0].assembly
 
 
 DOTS = {

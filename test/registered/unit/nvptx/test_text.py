@@ -159,8 +159,18 @@ def test_what_is_refused_by_line(body, line, message):
 def test_text_without_an_end():
     with pytest.raises(PtxError, match="without an end"):
         parse(".version 8.7\n.visible .entry k()\n{\nret;\n")
-    with pytest.raises(PtxError, match=r"in \.global"):
-        parse(".version 8.7\n.global .align 4 .b8 table[16];\n")
+
+
+@pytest.mark.parametrize("declared", ["[11] = {95, 95, 0};", "[11];"])
+def test_a_global_array_may_be_declared_but_not_used(declared):
+    """Triton leaves ``_$_str``, which nothing uses, where a kernel calls libdevice."""
+    text = ".global .align 1 .b8 _$_str" + declared
+    before, head, rest = module("mov.b32 %r1, 0;\nret;").partition(".visible .entry")
+    kernel = parse(before + text + "\n" + head + rest).kernels["k"]
+    assert [i.name for i in kernel.instructions] == ["mov.b32", "ret"]
+    used = rest.replace("mov.b32 %r1, 0;", "mov.u64 %rd1, _$_str;")
+    with pytest.raises(PtxError, match=r"the operand '_\$_str'"):
+        parse(before + text + "\n" + head + used)
 
 
 def test_an_opcode_nobody_knows_names_its_line():
