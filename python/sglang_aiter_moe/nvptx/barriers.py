@@ -75,6 +75,13 @@ def _each(g: Group, address: np.ndarray):
         yield int(g.cta[row]), int(address[row, lane]), row, lane
 
 
+def _use(g: Group, cta: int, at: int, row: int, lane: int) -> None:
+    """A lane of the group's row uses an mbarrier: there is one, and the warp knows of its initialisation."""
+    g.state.barriers.at(cta, at)
+    if g.state.races is not None:
+        g.state.races.use(cta, at, g.ids[row : row + 1], np.array([row * LANES + lane]))
+
+
 def _shared_only(instruction: Instruction, allowed: frozenset = frozenset()) -> None:
     left = set(instruction.modifiers) - {"shared", "shared::cta", "b64"} - allowed
     if left or not {"shared", "shared::cta"} & set(instruction.modifiers):
@@ -89,9 +96,13 @@ def _init(instruction: Instruction) -> Operation:
 
     def run(g: Group) -> None:
         counts = full(g, n(g))
-        for cta, at, row, lane in _each(g, address(g)):
+        where = address(g)
+        for cta, at, row, lane in _each(g, where):
             g.state.barriers.init(cta, at, int(counts[row, lane]))
             g.state.shared.store(np.int64(cta), np.array([at]), nothing)
+            g.state.shared.reserve(cta, at)
+        if g.state.races is not None:
+            g.state.races.store(g, where, 8)
 
     return run
 
@@ -102,8 +113,12 @@ def _inval(instruction: Instruction) -> Operation:
     address = _mbarrier_address(instruction, where)
 
     def run(g: Group) -> None:
-        for cta, at, _, _ in _each(g, address(g)):
+        where = address(g)
+        for cta, at, _, _ in _each(g, where):
             g.state.barriers.inval(cta, at)
+            g.state.shared.release(cta, at)
+        if g.state.races is not None:
+            g.state.races.store(g, where, 8)
 
     return run
 
@@ -126,6 +141,7 @@ def _arrive(instruction: Instruction) -> Operation:
         value = None if extra is None else full(g, extra(g))
         for cta, at, row, lane in _each(g, address(g)):
             n = 0 if value is None else int(value[row, lane])
+            _use(g, cta, at, row, lane)
             if g.state.races is not None:
                 g.state.races.arrive(cta, at, int(g.ids[row]))
             if expects:
@@ -144,6 +160,7 @@ def _expect(instruction: Instruction) -> Operation:
     def run(g: Group) -> None:
         counts = full(g, n(g))
         for cta, at, row, lane in _each(g, address(g)):
+            _use(g, cta, at, row, lane)
             g.state.barriers.expect(cta, at, int(counts[row, lane]))
 
     return run
@@ -168,13 +185,17 @@ def _try_wait(instruction: Instruction) -> Operation:
             raise decode.fault("a parity above 1", "0 or 1", lane=int(np.flatnonzero(bad)[0]))
         acting = g.lanes
         keys = (g.cta[:, None] << 32) + (at << 1) + wanted
+        standing = np.flatnonzero(acting)
         different, position = np.unique(keys[acting], return_inverse=True)
         passed, waiting = np.zeros(different.size, bool), []
         for i, key in enumerate(different.tolist()):
             which = key >> 32, (key & 0xFFFFFFFF) >> 1, key & 1
+            state.barriers.at(*which[:2])
+            rows, first = np.unique(standing[position == i] // LANES, return_index=True)
+            if state.races is not None:
+                state.races.use(*which[:2], g.ids[rows], standing[position == i][first])
             passed[i] = state.barriers.complete(*which)
             if passed[i] and state.races is not None:
-                rows = np.unique(np.nonzero(acting)[0][position == i])
                 state.races.leave(*which[:2], g.ids[rows])
             if not passed[i]:
                 waiting.append(which)

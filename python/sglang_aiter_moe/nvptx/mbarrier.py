@@ -41,13 +41,19 @@ class Barriers:
         self._made: dict[tuple[int, int], Mbarrier] = {}
 
     def init(self, cta: int, address: int, count: int) -> None:
-        """A new object, phase 0."""
+        """A new object, phase 0.
+
+        Raises:
+            Fault: the object exists (PTX ISA 8.7, "mbarrier.init": undefined without an ``mbarrier.inval``).
+        """
         old = self._made.get((cta, address))
-        if old is not None and (old.copies or old.bytes):
-            raise _fault(address, f"is initialised while in use: {old}")
+        if old is not None:
+            raise _fault(address, f"is initialised, and there is one with no mbarrier.inval: {old}")
         if not 1 <= count < 1 << 20:
             raise _fault(address, f"is initialised for {count} arrivals")
         self._made[cta, address] = Mbarrier(count, count)
+        if self._state.races is not None:
+            self._state.races.forget(cta, address)
 
     def inval(self, cta: int, address: int) -> None:
         """The object ends; its bytes are ordinary again."""
@@ -70,7 +76,7 @@ class Barriers:
             raise _fault(address, f"gets {count} arrivals more than its phase expects: {found}")
         found.bytes += expect
         found.pending -= count
-        self._turn(found)
+        self._turn(cta, address, found)
 
     def expect(self, cta: int, address: int, nbytes: int) -> None:
         """``nbytes`` more are awaited in this phase."""
@@ -90,7 +96,7 @@ class Barriers:
             return
         effect()
         found.bytes -= nbytes
-        self._turn(found)
+        self._turn(cta, address, found)
 
     def complete(self, cta: int, address: int, parity: int) -> bool:
         """Whether the phase with this parity has completed; lands copies if that is what it takes."""
@@ -103,12 +109,14 @@ class Barriers:
         for nbytes, effect in copies:
             effect()
             found.bytes -= nbytes
-        self._turn(found)
+        self._turn(cta, address, found)
         self._state.event()
         return found.phase & 1 != parity
 
-    def _turn(self, found: Mbarrier) -> None:
+    def _turn(self, cta: int, address: int, found: Mbarrier) -> None:
         if not found.pending and not found.bytes and not found.copies:
+            if self._state.races is not None:
+                self._state.races.turn(cta, address)
             found.phase += 1
             self._state.turns += 1
             found.pending = found.expected

@@ -220,8 +220,8 @@ def store_global(g: Group, address: np.ndarray, raw: np.ndarray) -> None:
 
 
 def load_shared(g: Group, address: np.ndarray, nbytes: int) -> np.ndarray:
-    """uint8 [n, 32, nbytes]; lanes that do not act get zeros."""
-    data, unwritten = look_shared(g, address, nbytes)
+    """uint8 [n, 32, nbytes] for an atomic operation, which tells ``races`` itself; lanes that do not act get zeros."""
+    data, unwritten = _look_shared(g, address, nbytes)
     if unwritten is not None:
         lane = int(np.flatnonzero(unwritten.any(-1))[0])
         raise decode.fault(
@@ -266,7 +266,7 @@ def store_shared(g: Group, address: np.ndarray, raw: np.ndarray, proxy: str = "g
         g.state.races.store(g, address, raw.shape[-1])
 
 
-def _store_shared(g: Group, address: np.ndarray, raw: np.ndarray, proxy: str) -> None:
+def _store_shared(g: Group, address: np.ndarray, raw: np.ndarray, proxy: str = "generic") -> None:
     cta = g.cta[:, None]
     if g.mask is None:
         g.state.shared.store(cta, address, raw, proxy)
@@ -359,7 +359,7 @@ def _atomic(instruction: Instruction) -> Operation:
     address = decode.address(instruction, found[0], spaces[0])
     reads = [source(instruction, x, kind) for x in found[1:]]
     dtype, shared = np.dtype(NUMPY[kind]), spaces[0] == "shared"
-    load, store = (load_shared, store_shared) if shared else (load_global, store_global)
+    load, store = (load_shared, _store_shared) if shared else (load_global, store_global)
     f = _typed(_ATOMIC.get(names[0], np.add))
 
     def run(g: Group) -> None:
@@ -370,6 +370,8 @@ def _atomic(instruction: Instruction) -> Operation:
         places = at.reshape(-1)[acting]
         if shared:
             places = places + np.repeat(g.cta, LANES)[acting] * (1 << 20)
+        if shared and g.state.races is not None:
+            g.state.races.atomic(g, at, dtype.itemsize)
         for turn in rounds(places):
             mask = np.zeros(g.n * LANES, bool)
             mask[acting[turn]] = True

@@ -1,7 +1,8 @@
 """Shared memory of a batch of CTAs: one window each, with what is known of every byte.
 
 A window begins at ``BASE``, as on hardware, where the first 1024 bytes of sm_90 are the system's. Each byte is
-unwritten, written, in flight, or written through the generic proxy with no ``fence.proxy.async`` since.
+unwritten, written, in flight, part of an mbarrier, or written through the generic proxy with no ``fence.proxy.async``
+since.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 from sglang_aiter_moe.amdgpu.errors import Fault
 
 BASE = 1024
-_WRITTEN, _UNFENCED, _FLYING = 1, 2, 4
+_WRITTEN, _UNFENCED, _FLYING, _MBARRIER = 1, 2, 4, 8
 _UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -55,9 +56,15 @@ class Shared:
         return data, None if unwritten is None else unwritten.reshape(shape)
 
     def store(self, cta, address, data: np.ndarray, proxy: str = "generic") -> None:
-        """Writes uint8 ``data`` [..., nbytes]; of equal addresses the last one stays."""
+        """Writes uint8 ``data`` [..., nbytes]; of equal addresses the last one stays.
+
+        Raises:
+            Fault: bytes outside the window; for the generic proxy, bytes in flight or of an mbarrier.
+        """
         nbytes = data.shape[-1]
         at, unit = self._units(cta, address, nbytes)
+        if proxy == "generic":
+            self._refuse_overwriting(at, unit, address, _FLYING | _MBARRIER, "is stored to")
         values = np.ascontiguousarray(data).view(_UNITS[unit]).reshape(at.shape)
         self.data.view(_UNITS[unit])[at] = values
         mark = _WRITTEN if proxy == "async" else _WRITTEN | _UNFENCED
@@ -66,7 +73,18 @@ class Shared:
     def fly(self, cta, address, nbytes: int) -> None:
         """Marks bytes as on their way."""
         at, unit = self._units(cta, address, nbytes)
+        self._refuse_overwriting(at, unit, address, _MBARRIER, "is given to a copy")
         self.kind.view(_UNITS[unit])[at] = self._pattern(_FLYING, unit)
+
+    def reserve(self, cta: int, address: int) -> None:
+        """Marks the 8 bytes of a new mbarrier."""
+        at = address - BASE + cta * self.stride
+        self.kind[at : at + 8] |= _MBARRIER
+
+    def release(self, cta: int, address: int) -> None:
+        """The mbarrier has ended: its bytes are ordinary ones that nothing has written."""
+        at = address - BASE + cta * self.stride
+        self.kind[at : at + 8] = 0
 
     def forget(self, cta, address, unknown: np.ndarray) -> None:
         """Marks bytes (bool [..., nbytes]) as unwritten: what was stored there is unknown."""
@@ -104,6 +122,22 @@ class Shared:
             return at[..., None], unit
         return at[..., None] + np.arange(nbytes // unit), unit
 
+    def _refuse_overwriting(self, at, unit: int, address, marks: int, does: str) -> None:
+        if not self.checked:
+            return
+        found = self.kind.view(_UNITS[unit])[at] & self._pattern(marks, unit)
+        if found.any():
+            first = int(np.flatnonzero(found)[0])
+            of = int(found.reshape(-1)[first]) & self._pattern(_MBARRIER, unit)
+            lane = first // at.shape[-1]
+            raise Fault(
+                f"shared memory at {int(np.asarray(address).reshape(-1)[lane]):#x} {does}, "
+                + ("which is an mbarrier" if of else "while a copy to it is in flight"),
+                allowed="bytes whose copy was waited for, and whose mbarrier was invalidated",
+                fix="check the address, and the wait or the mbarrier.inval before this instruction",
+                lane=lane,
+            )
+
     def _refuse(self, lane: int, address: np.ndarray, nbytes: int) -> None:
         at = int(address.reshape(-1)[lane])
         raise Fault(
@@ -127,7 +161,7 @@ class Shared:
 
 _IN_FLIGHT = _FLYING, "whose data is still in flight: it is read before the wait for the copy"
 _FORBIDDEN = {
-    "generic": (_IN_FLIGHT,),
+    "generic": (_IN_FLIGHT, (_MBARRIER, "which is an mbarrier")),
     "async": (
         _IN_FLIGHT,
         (

@@ -2,8 +2,8 @@
 
 One lane starts a copy; it moves a box, counts the box's bytes as a transaction of an mbarrier, and belongs to the async
 proxy. Late mode reads and writes when somebody waits for the mbarrier's phase; until then reading the destination is a
-Fault. Source: PTX ISA 8.7, "cp.async.bulk.tensor". Not modelled: multicast, im2col, cache policies, copies to global
-memory.
+Fault, and afterwards only those know of the data who waited for that phase (``races``). Source: PTX ISA 8.7,
+"cp.async.bulk.tensor". Not modelled: multicast, im2col, cache policies, copies to global memory.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def _start(
             allowed="multiples of 128",
             fix="check the address of the slot",
         )
+    if state.races is not None:
+        state.races.use(cta, barrier, np.array([warp]), np.array([lane]))
     moved = tensor_map.pieces(tensor, places)
     to = tensor_map.destination(tensor, at, moved.offset)
     state.shared.fly(cta, to, moved.width)
@@ -114,7 +116,7 @@ def _start(
         data[inside] = load(state, moved.address[inside].astype(np.uint64), moved.width)
         state.shared.store(cta, to, data, proxy="async")
         if state.races is not None:
-            state.races.forget(bytes_to)
+            state.races.land(cta, barrier, bytes_to)
 
     state.barriers.attach(cta, barrier, tensor.box_bytes, effect)
 

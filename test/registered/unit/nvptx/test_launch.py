@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -59,6 +60,12 @@ def functions(x_ptr, floor_ptr, ceil_ptr, root_ptr, erf_ptr, all_ptr, BLOCK: tl.
     tl.store(root_ptr + at, tl.sqrt_rn(tl.abs(x)))
     tl.store(erf_ptr + at, tl.erf(x))
     tl.store(all_ptr + at, tl.floor(x) + tl.sqrt(tl.abs(x)) + tl.erf(x))
+
+
+@triton.jit
+def histogram(x_ptr, out_ptr, N: tl.constexpr, BINS: tl.constexpr):
+    counts = tl.histogram(tl.load(x_ptr + tl.arange(0, N)), BINS)
+    tl.store(out_ptr + tl.arange(0, BINS), counts)
 
 
 def run_add(n: int = 300, **options):
@@ -126,6 +133,16 @@ def test_triton_s_own_products(name, shape):
     assert ((out - expected).abs() <= 2e-6 * expected.abs().max()).all()
     used = {name.split(".")[0] for name in device.launches[0].statistics.opcodes}
     assert ("wgmma" if M >= 64 else "mma") in used
+
+
+def test_triton_s_histogram():
+    """Four warps count in shared memory by atomic operations."""
+    x, out = torch.randint(0, 16, (256,), dtype=torch.int32), torch.zeros(16, dtype=torch.int32)
+    with Device() as device:
+        histogram[(1,)](x, out, 256, 16, num_warps=4)
+    assert torch.equal(out, torch.bincount(x, minlength=16).int())
+    names = device.launches[0].statistics.opcodes
+    assert any(re.match(r"(atom|red)\b.*\.shared", name) for name in names), sorted(names)
 
 
 def test_arguments_that_cannot_be_placed():

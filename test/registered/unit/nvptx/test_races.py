@@ -7,6 +7,7 @@ import pytest
 
 from sglang_aiter_moe.amdgpu.memory import Memory
 from sglang_aiter_moe.nvptx.errors import ExecutionError
+from sglang_aiter_moe.nvptx.tensor_map import TensorMap
 from sglang_aiter_moe.testing.ptx_snippets import module, run_module
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
@@ -22,22 +23,26 @@ WAIT = "W: mbarrier.try_wait.parity.shared.b64 %p3, [%r4+2048], %r9; @!%p3 bra W
 ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [%r4+2048];"
 
 
-def execute(lines: str, **options) -> None:
+def execute(lines: str, **options) -> np.ndarray:
+    """The 64 x 4 words of global memory that copies read, afterwards; parameter 1 is a tensor map of them."""
     memory = Memory()
     given = memory.place(np.arange(64 * 4, dtype=np.uint32), "given")
+    tensor = TensorMap(given, 4, (32, 8), (128,), (32, 8), (1, 1), 0)
+    where = memory.place(np.frombuffer(tensor.encode(), np.uint8).copy(), "map")
     run_module(
-        module(START + lines + "\nret;", 1, threads=64),
-        [given],
+        module(START + lines + "\nret;", 2, threads=64),
+        [given, where],
         memory,
         shared_bytes=4096,
         **options,
     )
+    return memory.read(given, np.uint32, 64 * 4)
 
 
-def race(lines: str, message: str = "with no barrier between the two") -> ExecutionError:
+def race(lines: str, message: str = "with no barrier between the two", **options) -> ExecutionError:
     with pytest.raises(ExecutionError, match=message) as error:
-        execute(lines)
-    execute(lines, checked=False)
+        execute(lines, **options)
+    execute(lines, checked=False, **options)
     return error.value
 
 
@@ -104,6 +109,89 @@ def test_matrices():
     execute(store + "bar.sync 0;" + load + "bar.sync 0;" + store)
     race(store + load)
     race(store + "bar.sync 0;" + load + store, "overwritten")
+
+
+ONE = """ld.param.u64 %rd3, [p1]; add.u32 %r3, %r4, 2048; @%p2 mbarrier.init.shared::cta.b64 [%r3], 1;
+fence.proxy.async.shared::cta; bar.sync 0;
+"""
+COPY = """@%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 1024;
+@%p2 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r4], [%rd3, {%r9, %r9}], [%r3];
+"""
+EITHER = "@%p1 bra OTHER; {} bra.uni END; OTHER: {} END:"
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_who_knows_what_a_tensor_copy_brought(late):
+    """Warps that waited for it, or met one that did; not those who come later by chance."""
+    execute(ONE + COPY + WAIT + OTHERS, late=late)
+    execute(ONE + COPY + EITHER.format(WAIT, "") + "bar.sync 0;" + OTHERS, late=late)
+    error = race(ONE + COPY + EITHER.format(WAIT, OTHERS), "has not waited", late=late)
+    assert (error.opcode, error.warp) == ("ld.shared.b32", 1)
+    race(ONE + COPY + EITHER.format(WAIT, STORE), "overwritten.*has not waited", late=late)
+    matrix = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r10, %r11, %r12, %r13}, [%r7];"
+    race(ONE + COPY + EITHER.format(WAIT, matrix), "has not waited", late=late)
+
+
+def test_a_wait_for_another_mbarrier_tells_nothing_of_a_copy():
+    """Warp 1 waits for an mbarrier whose own, empty phase completes after the copy has landed."""
+    second = (
+        "@%p2 mbarrier.init.shared::cta.b64 [%r3+8], 1; fence.proxy.async.shared::cta; bar.sync 0;"
+    )
+    before = "@%p2 mbarrier.arrive.shared::cta.b64 _, [%r3+8];"
+    other = WAIT.replace("W", "V").replace("2048", "2056")
+    start = ONE + second + before + COPY
+    race(start + EITHER.format(WAIT, other + OTHERS), "has not waited")
+    after = EITHER.format(WAIT + before, other + OTHERS)
+    execute(ONE + second + COPY + after)
+
+
+def test_a_copy_over_what_another_copy_brought():
+    """Warp 1 begins a copy where the copy landed that only warp 0 has waited for."""
+    again = COPY.replace("%p2", "%p4").replace("%r3]", "%r3+8]")
+    start = ONE + "setp.eq.u32 %p4, %r0, 32; @%p2 mbarrier.init.shared::cta.b64 [%r3+8], 1;"
+    start += "fence.proxy.async.shared::cta; bar.sync 0;" + COPY
+    race(start + EITHER.format(WAIT, again), "given to a copy, which a tensor copy brought")
+    execute(start + EITHER.format(WAIT, WAIT.replace("W", "V") + again))
+
+
+def test_an_mbarrier_knows_what_its_completed_phases_know():
+    """Warp 0 arrives for phase 0, stores, arrives for phase 1 and says so in global memory, which orders nothing."""
+    init = "st.global.b32 [%rd2], 0; @%p2 mbarrier.init.shared::cta.b64 [%r4+2048], 1; bar.sync 0; @%p1 bra OTHER;"
+    arrive, stored = "@%p2 " + ARRIVE, "st.shared.b32 [%r5], %r0;"
+    say = "@%p2 st.global.b32 [%rd1], 1; bra.uni END;"
+    load = "OTHER: L: ld.acquire.gpu.global.b32 %r11, [%rd1]; setp.eq.b32 %p4, %r11, 0; @%p4 bra L;"
+    load += WAIT + "ld.shared.b32 %r10, [%r5]; END:"
+    execute(init + stored + arrive + say + load)
+    second = arrive.replace("arrive.shared", "arrive.expect_tx.shared").replace("];", "], 16;")
+    race(init + arrive + stored + second + say + load)
+
+
+def test_an_mbarrier_is_used_behind_a_barrier_after_its_initialisation():
+    unmet = INIT.replace("bar.sync 0;", "")
+    for use in (ARRIVE, WAIT, "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r4+2048], 0;"):
+        error = race(unmet + EITHER.format(ARRIVE, use), "used as an mbarrier, which warp 0 initia")
+        assert error.warp == 1
+    late_copy = ONE.replace("bar.sync 0;", "") + COPY.replace("%p2", "%p4")
+    late_copy = "setp.eq.u32 %p4, %r0, 32;" + late_copy
+    race(late_copy, "used as an mbarrier")
+    race(late_copy.replace("@%p4 mbarrier.arrive", "@%p2 mbarrier.arrive"), "used as an mbarrier")
+    ended = "@%p2 mbarrier.inval.shared::cta.b64 [%r4+2048];"
+    execute(INIT + EITHER.format(ARRIVE, WAIT) + "bar.sync 0;" + ended)
+    race(INIT + EITHER.format(ARRIVE, WAIT) + ended, "overwritten, which warp 1 read")
+
+
+ATOM = "atom.shared.add.u32 %r10, [%r4], 1;"
+
+
+def test_atomic_operations_do_not_race_with_each_other():
+    start = "@%p2 st.shared.b32 [%r4], 5; bar.sync 0;"
+    total = "bar.sync 0; ld.shared.b32 %r11, [%r4]; st.global.b32 [%rd2], %r11;"
+    assert set(execute(start + ATOM + total)[::4].tolist()) == {69}
+    assert set(execute(start + "red.shared.add.u32 [%r4], 2;" + total)[::4].tolist()) == {133}
+    for plain in ("ld.shared.b32 %r10, [%r4];", "st.shared.b32 [%r4], %r0;"):
+        race(start + EITHER.format(ATOM, plain), "which warp 0 changed")
+        race(start + EITHER.format(plain, ATOM), "is changed, which warp 0")
+    race(start.replace("bar.sync 0;", "") + ATOM, "is changed, which warp 0 wrote")
 
 
 if __name__ == "__main__":

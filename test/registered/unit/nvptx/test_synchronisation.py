@@ -92,7 +92,7 @@ def test_deadlocks_say_who_waits_for_what(lines, message):
         ("bar.sync 0, 33;", "given 33 threads"),
         ("bar.sync 16;", "named barrier"),
         ("mov.b32 %r9, 0; mbarrier.try_wait.parity.shared.b64 %p2, [%r4], %r9;", "no mbarrier.init made it"),
-        ("setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [%r4], 1;"
+        ("setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [%r4], 1; bar.sync 0;"
          "mbarrier.arrive.shared::cta.b64 _, [%r4]; mbarrier.arrive.shared::cta.b64 _, [%r4];", "."),
         ("setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [%r4], 0;", "initialised for 0 arrivals"),
     ],
@@ -144,6 +144,42 @@ def test_an_mbarrier_is_made_again_only_after_it_was_invalidated():
     execute(one + "@%p1 mbarrier.init.shared::cta.b64 [%r4], 1;")
     with pytest.raises(ExecutionError, match=r"no mbarrier\.init"):
         execute(one + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r4];")
+
+
+ONCE = "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [%r4], 1; bar.sync 0;"
+WAITED = "mov.b32 %r9, 0; W: mbarrier.try_wait.parity.shared.b64 %p2, [%r4], %r9; @!%p2 bra W; bar.sync 0;"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("mbarrier.init.shared::cta.b64 [%r4], 1;", "initialised, and there is one"),
+        (ONCE + "@%p1 mbarrier.init.shared::cta.b64 [%r4], 1;", "initialised, and there is one"),
+        (ONCE + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r4];" + WAITED
+         + "@%p1 mbarrier.init.shared::cta.b64 [%r4], 1;", "initialised, and there is one"),
+        (ONCE + "@%p1 st.shared.b32 [%r4], %r0;", "is stored to, which is an mbarrier"),
+        (ONCE + "@%p1 st.shared.b32 [%r4+4], %r0;", "is stored to, which is an mbarrier"),
+        (ONCE + "@%p1 ld.shared.b32 %r20, [%r4];", "is read, which is an mbarrier"),
+        (ONCE + "@%p1 red.shared.add.u32 [%r4], 1;", "which is an mbarrier"),
+        (ONCE + "@%p1 cp.async.ca.shared.global [%r4], [%rd2], 4;", "is given to a copy, which is an mbarrier"),
+        ("cp.async.ca.shared.global [%r6], [%rd2], 4; st.shared.b32 [%r6], %r0;", "while a copy to it is in flight"),
+        ("setp.eq.u32 %p1, %r0, 0; cp.async.ca.shared.global [%r6], [%rd2], 4;"
+         "@%p1 mbarrier.init.shared::cta.b64 [%r4], 1;", "while a copy to it is in flight"),
+    ],
+)  # fmt: skip
+def test_bytes_of_an_mbarrier_or_in_flight_are_not_for_others(lines, message):
+    with pytest.raises(ExecutionError, match=message):
+        execute(lines)
+    with pytest.raises(ExecutionError, match=message):
+        execute(lines, ctas=3)
+
+
+def test_bytes_of_an_mbarrier_that_ended_are_ordinary():
+    ended = ONCE + "bar.sync 0; @%p1 mbarrier.inval.shared::cta.b64 [%r4]; bar.sync 0;"
+    out = execute(ended + "st.shared.b32 [%r6], %r0; ld.shared.b32 %r20, [%r6];" + STORE)
+    assert out[0].tolist() == list(range(64))
+    with pytest.raises(ExecutionError, match="nothing has written"):
+        execute(ended + "ld.shared.b32 %r20, [%r4];" + STORE)
 
 
 GRID = """setp.ne.u32 %p1, %r0, 0; @%p1 bra MET; red.release.gpu.global.add.u32 [%rd1], 1;
@@ -234,6 +270,29 @@ def test_lanes_that_take_part_without_being_there():
         exchange(some + "@%p1 shfl.sync.bfly.b32 %r20, %r8, 4, 31, 15;")
     got = exchange(some + "@%p1 redux.sync.add.s32 %r20, %r8, 15;")
     assert got == [6] * 4 + [0] * 28
+
+
+def test_membership_masks():
+    """Lanes with different masks exchange among their own; no lane acts under a mask that does not name it."""
+    halves = "setp.lt.u32 %p1, %r8, 16; selp.b32 %r9, 0xffff, 0xffff0000, %p1;"
+    assert exchange(halves + "redux.sync.add.u32 %r20, %r8, %r9;") == [120] * 16 + [376] * 16
+    low, high = 0xAAAA, 0xAAAA0000
+    odd = "and.b32 %r10, %r8, 1; setp.eq.u32 %p2, %r10, 1;"
+    ballot = "vote.sync.ballot.b32 %r20, %p2, %r9;"
+    assert exchange(halves + odd + ballot) == [low] * 16 + [high] * 16
+    assert (
+        exchange(halves + "shfl.sync.bfly.b32 %r20, %r8, 1, 31, %r9;")
+        == (np.arange(32) ^ 1).tolist()
+    )
+    elect = "elect.sync %r11|%p3, %r9; selp.b32 %r20, 7, 0, %p3;"
+    assert exchange(halves + elect) == ([7] + [0] * 15) * 2
+    for line in ("redux.sync.add.u32 %r20, %r8, 0xffff;", "bar.warp.sync 0xffff;", "elect.sync %r9|%p1, 0xffff;",
+                 "shfl.sync.bfly.b32 %r20, %r8, 1, 31, 0xffff;", "vote.sync.any.pred %p2, %p2, 0xffff;"):  # fmt: skip
+        with pytest.raises(ExecutionError, match="does not name it") as error:
+            exchange("setp.lt.u32 %p2, %r8, 3;" + line)
+        assert error.value.lane == 16
+    with pytest.raises(ExecutionError, match=r"names do not come|names lanes that have ended"):
+        exchange(halves.replace("0xffff,", "-1,") + "redux.sync.add.u32 %r20, %r8, %r9;")
 
 
 def test_lanes_that_come_by_another_way_are_waited_for():
