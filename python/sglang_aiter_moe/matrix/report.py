@@ -63,9 +63,10 @@ remarks.
 #: Where the kept results of the full set are from.
 _RUN_AT = """
 10152 of these cells, in which nothing changes after the load, ran at commit 85055c8; all others (part 4 of 8, the
-crossed ones below, and whatever changes after the load) ran later, on the code of the commit that wrote this. Between
-the two `contract/` has changed in one message, and `srt/` in what weight updates do: `weight_updater.py`, `ranks.py`,
-`mxfp4_layer_weights.py`. CI holds the covering cells, which are part of the set, to the code as it is.
+crossed ones below, and whatever changes after the load) ran later, on what became commit f2d77ce, which keeps them
+(`git log -- docs/matrix_full.json`; the file itself names neither commit). Between the two `contract/` has changed in
+one message, and `srt/` in what weight updates do: `weight_updater.py`, `ranks.py`, `mxfp4_layer_weights.py`. CI holds
+the covering cells, which are part of the set, to the code as it is.
 """
 
 _LIMITS = """\
