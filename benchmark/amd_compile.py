@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("archs", nargs="*", default=list(WAVE))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    provenance.may_keep(arguments.json)
     print(
         "| arch | mode | stage | shape | rows x tile n x k | warps | VGPRs | spills | LDS | matrix instructions |"
     )

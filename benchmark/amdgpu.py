@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--lockstep", type=int, default=64)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    provenance.may_keep(arguments.json)
     rows, slow = [], False
     print(
         "| mode | kernel | workgroups | wave-instructions | processor s | a second | by the clock |"

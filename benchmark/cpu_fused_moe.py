@@ -172,6 +172,7 @@ def main() -> int:
     parser.add_argument("--limit-gb", type=float, default=1.0)
     parser.add_argument("--json", default="-", help="where to write the report")
     args = parser.parse_args()
+    provenance.may_keep(Path(args.json))
     report = measure(args)
     slow = [m for m, r in report["modes"].items() if r["median_s"] >= args.limit_s]
     large = report["peak_over_packed_bytes"] > args.limit_gb * GB

@@ -297,6 +297,7 @@ def main() -> int:
         from sglang_aiter_moe.evaluation import provenance
 
         report = {"sglang": sglang.__version__, "torch": torch.__version__, "cases": results}
+        provenance.may_keep(Path(args.json))
         out = json.dumps(provenance.provenance() | report, indent=2) + "\n"
         if args.json == "-":
             sys.stdout.write(out)

@@ -158,6 +158,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--case", action="append", choices=list(CASES))
     parser.add_argument("--json", metavar="FILE", help="where to write the figures, - for stdout")
     options = parser.parse_args(argv)
+    provenance.may_keep(Path(options.json) if options.json else None)
     torch.set_num_threads(options.threads)
     result = {
         "benchmark": "layouts",

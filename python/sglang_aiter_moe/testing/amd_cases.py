@@ -97,6 +97,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
+    provenance.may_keep(options.json)
     rows = []
     for name, (arch, case) in layers().items():
         if any(fnmatch.fnmatch(name, p) for p in options.patterns):
