@@ -70,10 +70,16 @@ class Shared:
         mark = _WRITTEN if proxy == "async" else _WRITTEN | _UNFENCED
         self.kind.view(_UNITS[unit])[at] = self._pattern(mark, unit)
 
-    def fly(self, cta, address, nbytes: int) -> None:
-        """Marks bytes as on their way."""
+    def fly(self, cta, address, nbytes: int, proxy: str = "generic") -> None:
+        """Marks bytes as on their way.
+
+        Raises:
+            Fault: bytes outside the window or of an mbarrier; for the async proxy, bytes in flight, and such as a store
+                wrote with no fence since.
+        """
         at, unit = self._units(cta, address, nbytes)
-        self._refuse_overwriting(at, unit, address, _MBARRIER, "is given to a copy")
+        marks = _MBARRIER if proxy == "generic" else _MBARRIER | _FLYING | _UNFENCED
+        self._refuse_overwriting(at, unit, address, marks, "is given to a copy")
         self.kind.view(_UNITS[unit])[at] = self._pattern(_FLYING, unit)
 
     def reserve(self, cta: int, address: int) -> None:
@@ -128,13 +134,15 @@ class Shared:
         found = self.kind.view(_UNITS[unit])[at] & self._pattern(marks, unit)
         if found.any():
             first = int(np.flatnonzero(found)[0])
-            of = int(found.reshape(-1)[first]) & self._pattern(_MBARRIER, unit)
+            of = np.bitwise_or.reduce(found.reshape(-1)[first : first + 1].view(np.uint8))
+            mark = next(m for m in _OVERWRITTEN if m & of)
             lane = first // at.shape[-1]
             raise Fault(
                 f"shared memory at {int(np.asarray(address).reshape(-1)[lane]):#x} {does}, "
-                + ("which is an mbarrier" if of else "while a copy to it is in flight"),
-                allowed="bytes whose copy was waited for, and whose mbarrier was invalidated",
-                fix="check the address, and the wait or the mbarrier.inval before this instruction",
+                + _OVERWRITTEN[mark],
+                allowed="bytes whose copy was waited for, whose mbarrier was invalidated and, for bulk copies,"
+                " whose stores were fenced",
+                fix="check the address, and the wait, the mbarrier.inval or the fence before this instruction",
                 lane=lane,
             )
 
@@ -169,6 +177,13 @@ _FORBIDDEN = {
             "which a store wrote and no fence.proxy.async has made visible to the async proxy",
         ),
     ),
+}
+
+
+_OVERWRITTEN = {
+    _MBARRIER: "which is an mbarrier",
+    _FLYING: "while a copy to it is in flight",
+    _UNFENCED: "which a store wrote with no fence.proxy.async since",
 }
 
 

@@ -102,7 +102,7 @@ def _start(
         state.races.use(cta, barrier, np.array([warp]), np.array([lane]))
     moved = tensor_map.pieces(tensor, places)
     to = tensor_map.destination(tensor, at, moved.offset)
-    state.shared.fly(cta, to, moved.width)
+    state.shared.fly(cta, to, moved.width, "async")
     bytes_to = (to.astype(np.int64) - BASE + cta * state.shared.stride)[:, None] + np.arange(
         moved.width
     )

@@ -154,6 +154,21 @@ def test_a_copy_over_what_another_copy_brought():
     execute(start + EITHER.format(WAIT, WAIT.replace("W", "V") + again))
 
 
+def test_what_a_tensor_copy_may_not_overwrite():
+    """Bytes that a store wrote with no proxy fence since, and bytes to which another copy is under way."""
+    fence = "fence.proxy.async.shared::cta; bar.sync 0;"
+    again = COPY.replace("1024", "2048") + COPY[COPY.index("@%p2 cp") :]
+    wait = WAIT + "bar.sync 0;" + OTHERS
+    with pytest.raises(ExecutionError, match=r"given to a copy, which a store wrote with no fence"):
+        execute(ONE + STORE + "bar.sync 0;" + COPY + wait)
+    execute(ONE + STORE + fence + COPY + wait)
+    with pytest.raises(ExecutionError, match="while a copy to it is in flight"):
+        execute(ONE + again + wait)
+    cp_async = "cp.async.cg.shared.global [%r6], [%rd2], 16;"
+    with pytest.raises(ExecutionError, match="while a copy to it is in flight"):
+        execute(ONE + cp_async + "bar.sync 0;" + COPY + wait)
+
+
 def test_an_mbarrier_knows_what_its_completed_phases_know():
     """Warp 0 arrives for phase 0, stores, arrives for phase 1 and says so in global memory, which orders nothing."""
     init = "st.global.b32 [%rd2], 0; @%p2 mbarrier.init.shared::cta.b64 [%r4+2048], 1; bar.sync 0; @%p1 bra OTHER;"
