@@ -98,17 +98,28 @@ def _chooses(f):
 
 @_chooses
 def _maximum(given, kind):
-    return lambda a, b: _extreme(maximum, a, b, "NaN" in given)
+    return _extreme(maximum, given, kind)
 
 
 @_chooses
 def _minimum(given, kind):
-    return lambda a, b: _extreme(minimum, a, b, "NaN" in given)
+    return _extreme(minimum, given, kind)
 
 
-def _extreme(f, a, b, propagate: bool):
-    out = f(np.asarray(a), np.asarray(b), propagate)
-    return out.astype(np.asarray(a).dtype)
+def _extreme(f, given: frozenset, kind: str):
+    """With .xorsign.abs of magnitudes, and negative where one source is and the other is not."""
+    signs = {"xorsign", "abs"} & given
+    if signs and (len(signs) != 2 or kind != "f32"):
+        raise ValueError("xorsign")
+
+    def run(a, b):
+        a, b = np.asarray(a), np.asarray(b)
+        if not signs:
+            return f(a, b, "NaN" in given).astype(a.dtype)
+        out = f(np.abs(a), np.abs(b), "NaN" in given)
+        return np.where(np.signbit(a) != np.signbit(b), -out, out).astype(F32)
+
+    return run
 
 
 def _exactly(f):
@@ -170,6 +181,7 @@ def _divide(a, b):
 
 _ROUND = frozenset(("rn", "rz", "rm", "rp", "sat"))
 _APPROX = frozenset(("approx", "full", "rn"))
+_EXTREME = frozenset(("NaN", "xorsign", "abs"))
 TABLE = {
     "add": _build(np.add, 2, _ROUND), "sub": _build(np.subtract, 2, _ROUND), "mul": _build(np.multiply, 2, _ROUND),
     "fma": _build(_fma, 3, _ROUND), "mad": _build(_fma, 3, _ROUND, frozenset(("f32", "f64"))),
@@ -182,6 +194,6 @@ TABLE = {
     "tanh": _build(_exactly(np.tanh), 1, _APPROX, frozenset(("f32", "f16"))),
     "sin": _build(_exactly(np.sin), 1, _APPROX, frozenset(("f32",))),
     "cos": _build(_exactly(np.cos), 1, _APPROX, frozenset(("f32",))),
-    "max": _build(_maximum, 2, frozenset(("NaN",))), "min": _build(_minimum, 2, frozenset(("NaN",))),
+    "max": _build(_maximum, 2, _EXTREME), "min": _build(_minimum, 2, _EXTREME),
     "abs": _signs(True), "neg": _signs(False), "copysign": _copysign,
 }  # fmt: skip

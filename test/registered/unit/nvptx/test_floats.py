@@ -148,6 +148,22 @@ def test_extremes(name, propagate, kind):
     same(torch.from_numpy(got.copy()).view(dtype).float().numpy(), np.array(expected, np.float32))
 
 
+@pytest.mark.parametrize("propagate", [False, True])
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_extremes_of_magnitudes(name, propagate):
+    """PTX: of the magnitudes, with the sign that a product would have; Triton clamps so."""
+    a, b = floats(1), floats(2)
+    given = ".NaN" if propagate else ""
+    got = run(f"{name}{given}.xorsign.abs.f32 %y, %a, %b;", np.float32, a=a, b=b)
+    expected = [
+        math.copysign(1, x)
+        * math.copysign(1, y)
+        * extreme(abs(x), abs(y), name == "max", propagate)
+        for x, y in zip(a.tolist(), b.tolist(), strict=True)
+    ]
+    same(got, np.array(expected, np.float32))
+
+
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])
 def test_signs_change_one_bit(kind):
     size = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}[kind]
@@ -304,7 +320,14 @@ def test_every_opcode_is_tested():
 
 @pytest.mark.parametrize(
     "line",
-    ["add.rz.f32 %y, %a, %a;", "add.f32 %y, %a, 1;", "ex2.f64 %y, %a;", "div.f32x2 %y, %a, %a;"],
+    [
+        "add.rz.f32 %y, %a, %a;",
+        "add.f32 %y, %a, 1;",
+        "ex2.f64 %y, %a;",
+        "div.f32x2 %y, %a, %a;",
+        "min.xorsign.f32 %y, %a, %a;",
+        "max.xorsign.abs.f64 %rd1, %rd2, %rd3;",
+    ],
 )
 def test_other_forms_are_refused(line):
     with pytest.raises(PtxError, match="not modelled"):

@@ -52,7 +52,9 @@ def product(
 
 
 @triton.jit
-def functions(x_ptr, floor_ptr, ceil_ptr, root_ptr, erf_ptr, all_ptr, BLOCK: tl.constexpr):
+def functions(
+    x_ptr, floor_ptr, ceil_ptr, root_ptr, erf_ptr, all_ptr, clamp_ptr, BLOCK: tl.constexpr
+):
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at)
     tl.store(floor_ptr + at, tl.floor(x))
@@ -60,6 +62,7 @@ def functions(x_ptr, floor_ptr, ceil_ptr, root_ptr, erf_ptr, all_ptr, BLOCK: tl.
     tl.store(root_ptr + at, tl.sqrt_rn(tl.abs(x)))
     tl.store(erf_ptr + at, tl.erf(x))
     tl.store(all_ptr + at, tl.floor(x) + tl.sqrt(tl.abs(x)) + tl.erf(x))
+    tl.store(clamp_ptr + at, tl.clamp(x, -1.0, 1.0))
 
 
 @triton.jit
@@ -97,12 +100,13 @@ def test_functions_of_libdevice():
     """The PTX of these declares an array that nothing uses and rounds with ``cvt.rmi.f32.f32``."""
     x = torch.randn(128, generator=torch.Generator().manual_seed(1)) * 3
     x[:4] = torch.tensor([0.5, -0.5, -0.0, -3.0])
-    floor, ceil, root, erf, together = (torch.full_like(x, float("nan")) for _ in range(5))
+    floor, ceil, root, erf, together, clamped = (torch.full_like(x, float("nan")) for _ in range(6))
     with Device() as device:
-        functions[(1,)](x, floor, ceil, root, erf, together, BLOCK=128)
+        functions[(1,)](x, floor, ceil, root, erf, together, clamped, BLOCK=128)
     assert torch.equal(floor, x.floor()) and torch.equal(ceil, x.ceil())
     assert torch.equal(torch.signbit(ceil), torch.signbit(x.ceil()))
     assert torch.equal(root, x.double().abs().sqrt().float())
+    assert torch.equal(clamped, x.clamp(-1, 1))
     exact = x.double().erf()
     assert ((erf - exact).abs() <= 2**-22 * exact.abs()).all()
     exact = exact + x.double().floor() + x.double().abs().sqrt()
