@@ -5,8 +5,12 @@ Source: PTX ISA 8.7, "Parallel Synchronization and Communication Instructions", 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
+from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import decode
 from sglang_aiter_moe.nvptx.convergence import here, together
 from sglang_aiter_moe.nvptx.decode import Operation, full, refuse, source
@@ -68,11 +72,21 @@ def _mbarrier_address(instruction: Instruction, operand):
     return decode.address(instruction, operand, "shared")
 
 
-def _each(g: Group, address: np.ndarray):
-    """(CTA, address) of every lane that acts, lane after lane."""
+def _each(g: Group, address: np.ndarray, act: Callable[[int, int, int, int], None]) -> None:
+    """``act(CTA, address, row, lane)`` for every lane that acts, lane after lane; a Fault names the lane."""
     rows, lanes = np.nonzero(g.lanes)
     for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
-        yield int(g.cta[row]), int(address[row, lane]), row, lane
+        with _named_lane(row * LANES + lane):
+            act(int(g.cta[row]), int(address[row, lane]), row, lane)
+
+
+@contextmanager
+def _named_lane(lane: int) -> Iterator[None]:
+    try:
+        yield
+    except Fault as fault:
+        fault.lane = lane
+        raise
 
 
 def _use(g: Group, cta: int, at: int, row: int, lane: int) -> None:
@@ -97,10 +111,13 @@ def _init(instruction: Instruction) -> Operation:
     def run(g: Group) -> None:
         counts = full(g, n(g))
         where = address(g)
-        for cta, at, row, lane in _each(g, where):
+
+        def act(cta: int, at: int, row: int, lane: int) -> None:
             g.state.barriers.init(cta, at, int(counts[row, lane]))
             g.state.shared.store(np.int64(cta), np.array([at]), nothing)
             g.state.shared.reserve(cta, at)
+
+        _each(g, where, act)
         if g.state.races is not None:
             g.state.races.store(g, where, 8)
 
@@ -114,9 +131,12 @@ def _inval(instruction: Instruction) -> Operation:
 
     def run(g: Group) -> None:
         where = address(g)
-        for cta, at, _, _ in _each(g, where):
+
+        def act(cta: int, at: int, row: int, lane: int) -> None:
             g.state.barriers.inval(cta, at)
             g.state.shared.release(cta, at)
+
+        _each(g, where, act)
         if g.state.races is not None:
             g.state.races.store(g, where, 8)
 
@@ -139,7 +159,8 @@ def _arrive(instruction: Instruction) -> Operation:
 
     def run(g: Group) -> None:
         value = None if extra is None else full(g, extra(g))
-        for cta, at, row, lane in _each(g, address(g)):
+
+        def act(cta: int, at: int, row: int, lane: int) -> None:
             n = 0 if value is None else int(value[row, lane])
             _use(g, cta, at, row, lane)
             if g.state.races is not None:
@@ -148,6 +169,8 @@ def _arrive(instruction: Instruction) -> Operation:
                 g.state.barriers.arrive(cta, at, 1, n)
             else:
                 g.state.barriers.arrive(cta, at, 1 if value is None else n)
+
+        _each(g, address(g), act)
 
     return run
 
@@ -159,9 +182,12 @@ def _expect(instruction: Instruction) -> Operation:
 
     def run(g: Group) -> None:
         counts = full(g, n(g))
-        for cta, at, row, lane in _each(g, address(g)):
+
+        def act(cta: int, at: int, row: int, lane: int) -> None:
             _use(g, cta, at, row, lane)
             g.state.barriers.expect(cta, at, int(counts[row, lane]))
+
+        _each(g, address(g), act)
 
     return run
 
@@ -190,11 +216,13 @@ def _try_wait(instruction: Instruction) -> Operation:
         passed, waiting = np.zeros(different.size, bool), []
         for i, key in enumerate(different.tolist()):
             which = key >> 32, (key & 0xFFFFFFFF) >> 1, key & 1
-            state.barriers.at(*which[:2])
             rows, first = np.unique(standing[position == i] // LANES, return_index=True)
+            with _named_lane(int(standing[position == i][0])):
+                state.barriers.at(*which[:2])
             if state.races is not None:
                 state.races.use(*which[:2], g.ids[rows], standing[position == i][first])
-            passed[i] = state.barriers.complete(*which)
+            with _named_lane(int(standing[position == i][0])):
+                passed[i] = state.barriers.complete(*which)
             if passed[i] and state.races is not None:
                 state.races.leave(*which[:2], g.ids[rows])
             if not passed[i]:

@@ -174,6 +174,18 @@ def test_bytes_of_an_mbarrier_or_in_flight_are_not_for_others(lines, message):
         execute(lines, ctas=3)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["mbarrier.init.shared::cta.b64 [%r4], 1;", "mbarrier.inval.shared::cta.b64 [%r4+8];",
+     "mbarrier.arrive.shared::cta.b64 _, [%r4+8];", "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r4+8], 4;",
+     "mbarrier.try_wait.parity.shared.b64 %p4, [%r4+8], 0;"],
+)  # fmt: skip
+def test_who_uses_an_mbarrier_wrong_is_named(line):
+    with pytest.raises(ExecutionError) as error:
+        execute(ONCE + "setp.eq.u32 %p3, %r0, 37; @%p3 " + line, ctas=2)
+    assert (error.value.warp, error.value.lane) == (1, 5)
+
+
 def test_bytes_of_an_mbarrier_that_ended_are_ordinary():
     ended = ONCE + "bar.sync 0; @%p1 mbarrier.inval.shared::cta.b64 [%r4]; bar.sync 0;"
     out = execute(ended + "st.shared.b32 [%r6], %r0; ld.shared.b32 %r20, [%r6];" + STORE)
