@@ -48,10 +48,10 @@ def mutants() -> str:
         found = Counter((row["outcome"] or "neither").split(":")[0] for row in report["mutants"])
         total += found
         counts = " | ".join(str(found[k]) for k in ("changed", "unwritten", "raised", "neither"))
-        where = f"{report['layer']} | `{report['kernel']}` | {report.get('multiprocessors', 132)}"
+        where = f"{report['layer']} | `{report['kernel']}` | {report['multiprocessors']}"
         lines.append(f"| {where} | {len(report['mutants'])} | {counts} |")
         survivors += [
-            f"- {report['layer']} `{report['kernel']}`, {report.get('multiprocessors', 132)} SMs, line {row['line']}: "
+            f"- {report['layer']} `{report['kernel']}`, SMs: {report['multiprocessors']}, line {row['line']}: "
             f"`{_flat(row['before'])}` to "
             f"`{_flat(row['after']) or 'nothing'}`"
             for row in report["mutants"]
