@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -180,6 +180,18 @@ def address(instruction: Instruction, operand: Operand, space: str = "global") -
     read = source(instruction, base, kind)
     offset = np.int64(operand.offset)
     return lambda g: full(g, read(g).astype(np.int64) + offset).view(np.int64)
+
+
+def applied(write, function, reads: Sequence[Read]) -> Operation:
+    """``function`` of what is read, written; unrolled, since it runs for every instruction executed."""
+    if len(reads) == 1:
+        (a,) = reads
+        return lambda g: write(g, function(a(g)))
+    if len(reads) == 2:
+        a, b = reads
+        return lambda g: write(g, function(a(g), b(g)))
+    a, b, c = reads
+    return lambda g: write(g, function(a(g), b(g), c(g)))
 
 
 def fault(

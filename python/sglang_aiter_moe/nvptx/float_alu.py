@@ -11,7 +11,7 @@ import numpy as np
 
 from sglang_aiter_moe.amdgpu.floats import fma as fma32
 from sglang_aiter_moe.amdgpu.floats import fma64
-from sglang_aiter_moe.nvptx.decode import Operation, Read, operands, refuse, target, value
+from sglang_aiter_moe.nvptx.decode import Operation, Read, applied, operands, refuse, target, value
 from sglang_aiter_moe.nvptx.floats import (
     exact_fma,
     flush,
@@ -78,14 +78,7 @@ def _build(f, arity: int, modifiers: frozenset = frozenset(), kinds: frozenset =
             return write(g, out)
 
         if kind == "f32" and not ftz and not saturates:
-            if arity == 1:
-                (a,) = reads
-                return lambda g: write(g, function(a(g)))
-            if arity == 2:
-                a, b = reads
-                return lambda g: write(g, function(a(g), b(g)))
-            a, b, c = reads
-            return lambda g: write(g, function(a(g), b(g), c(g)))
+            return applied(write, function, reads)
         return run
 
     return build

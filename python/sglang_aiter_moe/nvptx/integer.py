@@ -7,6 +7,7 @@ import numpy as np
 from sglang_aiter_moe.nvptx.decode import (
     NUMPY,
     Operation,
+    applied,
     operands,
     refuse,
     target,
@@ -38,14 +39,7 @@ def _plain(f, arity: int, allowed: frozenset = TYPES):
         d, *sources = operands(instruction, arity + 1)
         write = target(instruction, d, kind)
         reads = [value(instruction, s, kind) for s in sources]
-        if arity == 1:
-            (a,) = reads
-            return lambda g: write(g, f(a(g)))
-        if arity == 2:
-            a, b = reads
-            return lambda g: write(g, f(a(g), b(g)))
-        a, b, c = reads
-        return lambda g: write(g, f(a(g), b(g), c(g)))
+        return applied(write, f, reads)
 
     return build
 
