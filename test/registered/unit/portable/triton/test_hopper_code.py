@@ -149,6 +149,7 @@ def test_prefill_loops_that_keep_their_tokens_have_no_barrier(results):
 
 
 def test_no_warp_group_stores_where_anothers_products_read(results):
+    """With Triton 3.6 prefill failed until it waited in front of its last barrier; 3.9 adds a barrier itself."""
     for name, row in results.items():
         assert row["stores_beside_products"] == 0, name
 
