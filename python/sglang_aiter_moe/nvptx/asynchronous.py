@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_aiter_moe.amdgpu.errors import Fault
-from sglang_aiter_moe.nvptx.state import Group, State
+from sglang_aiter_moe.nvptx.state import LANES, Group, State
 
 
 @dataclass
@@ -77,6 +77,36 @@ class Tasks:
             positions = np.searchsorted(effect.group.ids, rows)
             effect.run(effect.group.subset(positions))
             effect.group.state.unknown = None
+
+    def take(self, kind: str, group: Group) -> dict[int, Callable[[], None]]:
+        """What each row has issued since its last commit, for somebody else to land; nothing in early mode.
+
+        Raises:
+            Fault: a row has committed groups that it has not waited for, which would have to come too.
+        """
+        _whole_warps(kind, group)
+        if not self._late:
+            return {}
+        opened, committed = self._queues(kind)
+        taken = {}
+        for position, row in enumerate(group.ids.tolist()):
+            if committed[row]:
+                raise Fault(
+                    f"{kind} operations report to an mbarrier while committed groups of them are pending",
+                    allowed="one of both: they are not modelled together",
+                    fix="wait for the groups first",
+                    lane=position * LANES,
+                )
+            effects, opened[row] = opened[row], []
+
+            def land(effects=effects, row=row) -> None:
+                for effect in effects:
+                    effect.run(effect.group.subset(np.searchsorted(effect.group.ids, [row])))
+                    effect.group.state.unknown = None
+
+            if effects:
+                taken[row] = land
+        return taken
 
     def pending(self, kind: str, row: int) -> int:
         """Groups of a row that have not landed."""

@@ -1,9 +1,9 @@
-"""cp.async: copies of 4, 8 or 16 bytes a lane from global to shared memory, in groups of a warp.
+"""cp.async: copies of 4, 8 or 16 bytes a lane from global to shared memory, in groups of a warp or for an mbarrier.
 
-Source: PTX ISA 8.7, "Non-bulk copy". The bytes count as in flight until the group's wait; the source is read again when
-it lands, so that one which was overwritten meanwhile is seen. The ISA counts these copies to the generic proxy; the fp8
-prefill form lets ``wgmma`` read what they brought without a ``fence.proxy.async``, as a GPU lets it
-(docs/kernel-notes.md, version 32), so their bytes count as fenced.
+Source: PTX ISA 8.7, "Non-bulk copy". The bytes count as in flight until the group's wait, or until somebody waits for
+the mbarrier's phase; the source is read again when they land, so that one which was overwritten meanwhile is seen. The
+ISA counts these copies to the generic proxy; the fp8 prefill form lets ``wgmma`` read what they brought without a
+``fence.proxy.async``, as a GPU lets it (docs/kernel-notes.md, version 32), so their bytes count as fenced.
 """
 
 from __future__ import annotations
@@ -131,7 +131,41 @@ def _wait_all(instruction: Instruction) -> Operation:
     return run
 
 
+def _arrive(instruction: Instruction) -> Operation:
+    """cp.async.mbarrier.arrive.noinc: each lane arrives once its copies so far have landed. Whole warps alone, and one
+    mbarrier for all lanes.
+
+    It orders nothing else that the warp did (PTX ISA 8.7, "cp.async.mbarrier.arrive"): who waits knows of the copies.
+    """
+    if instruction.modifiers not in (("shared", "b64"), ("shared::cta", "b64"), ("b64",)):
+        raise refuse(instruction, "this form of cp.async.mbarrier.arrive")
+    (where,) = decode.operands(instruction, 1)
+    address = decode.address(instruction, where, "shared")
+
+    def run(g: Group) -> None:
+        at, races = address(g), g.state.races
+        if (other := at != at[:, :1]).any():
+            raise decode.fault(
+                "lanes of a warp report copies to different mbarriers",
+                "the same one in all lanes: others are not modelled",
+                lane=int(np.flatnonzero(other)[0]),
+            )
+        effects = g.state.tasks.take(KIND, g)
+        for position, row in enumerate(g.ids.tolist()):
+            cta, place = int(g.cta[position]), int(at[position, 0])
+            if races is not None:
+                races.use(cta, place, np.array([row]), np.array([position * LANES]))
+                if not g.state.late:
+                    races.arrive(cta, place, row)
+            effect = effects.get(row)
+            if effect is not None and races is not None:
+                effect = races.carried(cta, place, effect)
+            g.state.barriers.attach_arrivals(cta, place, LANES, effect)
+
+    return run
+
+
 TABLE = {
     "cp.async": _copy, "cp.async.commit_group": _commit, "cp.async.wait_group": _wait_group,
-    "cp.async.wait_all": _wait_all,
+    "cp.async.wait_all": _wait_all, "cp.async.mbarrier.arrive.noinc": _arrive,
 }  # fmt: skip

@@ -98,6 +98,14 @@ class Barriers:
         found.bytes -= nbytes
         self._turn(cta, address, found)
 
+    def attach_arrivals(
+        self, cta: int, address: int, count: int, effect: Callable[[], None] | None
+    ) -> None:
+        """``count`` arrivals that happen when ``effect``, copies by ``cp.async``, has; None: it has already."""
+        if effect is not None:
+            self.at(cta, address).copies.append((0, effect))
+        self.arrive(cta, address, count)
+
     def complete(self, cta: int, address: int, parity: int) -> bool:
         """Whether the phase with this parity has completed; lands copies if that is what it takes."""
         found = self.at(cta, address)

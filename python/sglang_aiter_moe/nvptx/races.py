@@ -5,9 +5,9 @@ carries clocks from those who arrive to those who wait: an mbarrier's phase when
 wrote it last and who read it last, and when. A load of what another warp wrote, and a store over what another warp
 read, need to know of it.
 
-What a tensor copy brings is written by its mbarrier, which has a clock like a warp's: a warp knows of it that waited
-for the mbarrier, or met one that did. ``mbarrier.init`` and ``inval`` store; who uses the object loads. Atomic
-operations of several warps do not need to know of each other; loads and stores need to know of the last one.
+What a copy that reports to an mbarrier brings is written by that one, which has a clock like a warp's: a warp knows of
+it that waited for the mbarrier, or met one that did. ``mbarrier.init`` and ``inval`` store; who uses the object loads.
+Atomic operations of several warps do not need to know of each other; loads and stores need to know of the last one.
 
 Followed are ld, st, atom, red, ldmatrix, stmatrix, what ``wgmma`` reads and what copies write; not two stores to one
 byte by warps (they write what they hold in common), and of several readers only the last. A product reads where it is
@@ -15,6 +15,8 @@ issued: a barrier behind that lets others store over its operand, though it may 
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -47,6 +49,8 @@ class Races:
         self._agents: dict[int, int] = {}
         """Address of an mbarrier whose copies have landed -> its column of the clocks, behind the warps'."""
         self._landings = 0
+        self._carrier: tuple[int, int] | None = None
+        """For whom stores happen, and when: an mbarrier while copies land that report to it, else their warp."""
 
     def _tick(self, rows: np.ndarray) -> None:
         self._clocks[rows, self._own[rows]] += 1
@@ -77,6 +81,21 @@ class Races:
         self._known(cta, address)[_PENDING, agent] = self._landings
         self._writer[at], self._written[at] = agent, self._landings
         self._reader[at] = self._changer[at] = NOBODY
+
+    def carried(self, cta: int, address: int, effect: Callable[[], None]) -> Callable[[], None]:
+        """``effect``, copies of a warp that report to an mbarrier, so that their stores count as the mbarrier's."""
+
+        def run() -> None:
+            agent = self._agent(address)
+            self._landings += 1
+            self._known(cta, address)[_PENDING, agent] = self._landings
+            self._carrier = agent, self._landings
+            try:
+                effect()
+            finally:
+                self._carrier = None
+
+        return run
 
     def use(self, cta: int, address: int, rows: np.ndarray, lanes: np.ndarray) -> None:
         """Rows arrive at an mbarrier, wait for it or give it a copy, by lanes of the group [rows]: a load of it."""
@@ -150,8 +169,11 @@ class Races:
             bad = self._unknown(rows, at, self._writer, self._written)
             bad &= self._writer[at] >= self._state.warps
             self._check(lanes, at, bad, "is overwritten", self._writer, "wrote")
-        self._writer[at] = self._own[rows][:, None]
-        self._written[at] = self._clocks[rows, self._own[rows]][:, None]
+        if self._carrier is not None:
+            self._writer[at], self._written[at] = self._carrier
+        else:
+            self._writer[at] = self._own[rows][:, None]
+            self._written[at] = self._clocks[rows, self._own[rows]][:, None]
         self._reader[at] = self._changer[at] = NOBODY
 
     def atomic(self, g: Group, address: np.ndarray, nbytes: int) -> None:
@@ -207,7 +229,7 @@ class Races:
         place = int(at[i, byte])
         before = f"which warp {who[place]} {did}, with no barrier between the two"
         if who[place] >= self._state.warps:
-            before = "which a tensor copy brought for whose mbarrier this warp has not waited"
+            before = "which a copy brought for whose mbarrier this warp has not waited"
         raise Fault(
             f"byte {place % self._state.shared.stride} of shared memory {what}, {before}",
             allowed="a bar.sync or an mbarrier that the one arrives at and the other waits for",

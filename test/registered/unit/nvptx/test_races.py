@@ -150,7 +150,7 @@ def test_a_copy_over_what_another_copy_brought():
     again = COPY.replace("%p2", "%p4").replace("%r3]", "%r3+8]")
     start = ONE + "setp.eq.u32 %p4, %r0, 32; @%p2 mbarrier.init.shared::cta.b64 [%r3+8], 1;"
     start += "fence.proxy.async.shared::cta; bar.sync 0;" + COPY
-    race(start + EITHER.format(WAIT, again), "given to a copy, which a tensor copy brought")
+    race(start + EITHER.format(WAIT, again), "given to a copy, which a copy brought")
     execute(start + EITHER.format(WAIT, WAIT.replace("W", "V") + again))
 
 

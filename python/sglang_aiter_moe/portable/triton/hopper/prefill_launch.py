@@ -59,8 +59,10 @@ def cap(registers: int) -> dict:
     return {"maxnreg": registers} if registers else {}
 
 
-def list_rows(r, x, topk_ids, ws, block: int, kernel, rows: tuple, constants: dict) -> None:
-    """The three launches before stage 1; ``kernel`` ranks pairs and writes ``rows`` of x."""
+def list_rows(
+    r, x, topk_ids, ws, block: int, kernel, rows: tuple, constants: dict, width: int = 1024
+) -> None:
+    """The three launches before stage 1; ``kernel`` ranks pairs and writes ``rows`` of x, ``width`` columns at once."""
     M, topk = topk_ids.shape
     E, pairs = r.num_experts, M * topk
     mask, tokens = r.expert_mask, r.num_local_tokens
@@ -73,7 +75,7 @@ def list_rows(r, x, topk_ids, ws, block: int, kernel, rows: tuple, constants: di
     try:
         kernel[(chunks + M,)](
             x, *rows, topk_ids, tokens_ptr, counts, ws["ranks"], M, topk, groups,
-            H=r.hidden_size, RULE=r.input_rounding, **constants, **has_tokens, BLOCK=CHUNK, WIDTH=1024, num_warps=4,
+            H=r.hidden_size, RULE=r.input_rounding, **constants, **has_tokens, BLOCK=CHUNK, WIDTH=width, num_warps=4,
         )  # fmt: skip
         blocks_kernel[(groups,)](
             topk_ids if mask is None else mask, counts, ws["first"], *block_lists(ws), pairs, groups, E,

@@ -1,0 +1,153 @@
+"""Many tokens in A8W4 and A4W4, both operands from shared memory: rank, blocks, place, stage 1, fold, stage 2, sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from sglang_aiter_moe.portable.request import A8W4, SEPARATED, KernelRequest
+from sglang_aiter_moe.portable.triton.hopper import mx_prefill_launch, prefill_launch
+from sglang_aiter_moe.portable.triton.hopper.fp8_launch import (
+    RULES,
+    bulk_copies_reach,
+    multiprocessors,
+)
+from sglang_aiter_moe.portable.triton.hopper.prefill_launch import (
+    block_lists,
+    list_tensors,
+    padded,
+)
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_prepare import (
+    fold_rows_kernel,
+    rank_rows_kernel,
+)
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_stage1 import stage1_shared
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_stage2 import groups_of, stage2_shared
+from sglang_aiter_moe.portable.triton.workspace import carve
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Slots of tokens, of decoded operands and of packed words; warps that decode (4 or 8) and that load tokens;
+    registers of a decoder's and of a loader's thread; steps of 128 columns in one accumulator; programs an SM."""
+
+    tokens: int = 4
+    operands: int = 4
+    words: int = 4
+    decoders: int = 4
+    loaders: int = 2
+    decoder_regs: int = 64
+    loader_regs: int = 64
+    steps: int = 4
+    programs: int = 1
+
+    @property
+    def maxnreg(self) -> int:
+        """Registers of a thread at the launch, all roles alike; the warps of roles fill whole warp groups."""
+        warps = -(-(8 + self.decoders + self.loaders + 2) // 4) * 4
+        return 65536 // (self.programs * warps * 32) // 8 * 8
+
+    def constants(self) -> dict:
+        return {
+            "maxnreg": self.maxnreg, "P": self.steps, "TS": self.tokens, "AS": self.operands, "PS": self.words,
+            "DW": self.decoders, "LW": self.loaders, "DREGS": self.decoder_regs, "LREGS": self.loader_regs,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SharedPrefillConfig:
+    """``n``: most tokens a block; ``tiles``: row tiles of 128 of a stage-2 item, ``kept``: whose tokens stay."""
+
+    n: int
+    one: Rings = Rings()
+    two: Rings = Rings()
+    tiles: int = 1
+    kept: bool = False
+    combine: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("one", "two"):
+            if isinstance(getattr(self, name), dict):
+                object.__setattr__(self, name, Rings(**getattr(self, name)))
+
+
+def supports(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:
+    return (
+        mx_prefill_launch.supports(r, w1_scale, w2_scale)
+        and r.hidden_size >= 128
+        and r.hidden_size % 32 == r.intermediate_size % 32 == 0
+    )
+
+
+def descriptors(weight, scale, outer: int, both: int, rows: int, columns: int):
+    """128 rows and 128 columns, as ``fp8_launch`` sees them, words: ``[outer, 16-row tiles, half blocks, 32]``, scales
+    ``[outer, 32-row groups, .., 32]``."""
+    L = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
+    kb, kq = columns // 16, -(-columns // 256) * 2
+    return (
+        TensorDescriptor(
+            weight, [outer, rows // 16, kb, 32], [rows * columns // 8, columns * 2, 32, 1], [both, 8 // both, 8, 32], L
+        ),
+        TensorDescriptor(
+            scale, [outer, rows // 32, kq, 32], [rows * kq, kq * 32, 32, 1], [both, 4 // both, 2, 32], L
+        ),
+    )  # fmt: skip
+
+
+def run_shared_prefill(
+    r, x, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, out, config: SharedPrefillConfig
+) -> None:
+    """Seven launches. Operands as in ``portable.triton.run``."""
+    bulk_copies_reach(w1=w1, w2=w2, w1_scale=w1_scale, w2_scale=w2_scale)
+    c = config
+    M, topk = topk_ids.shape
+    E, H, I = r.num_experts, r.hidden_size, r.intermediate_size
+    pairs = M * topk
+    x_stride, a_stride = padded(H), padded(I)
+    ws = carve(
+        x.device,
+        list_tensors(r, topk_ids, c.n)
+        | {
+            "x": ((M, x_stride), torch.float8_e4m3fn),
+            "x_scale": ((M,), torch.float32),
+            "a": ((pairs, a_stride), torch.float8_e4m3fn),
+            "a_block_scale": ((pairs, a_stride // 32), torch.uint8),
+            "a_scale": ((pairs,), torch.float32),
+        },
+    )
+    fmt = "e4m3" if r.mode == A8W4 else "e2m1"
+    rule, via_bf16 = RULES[r.requantization]
+    wide = max(M * x_stride, pairs * a_stride) >= 1 << 31
+    blocks = len(ws["pairs"])
+    sms = multiprocessors(x.device)
+    prefill_launch.list_rows(
+        r, x, topk_ids, ws, c.n, rank_rows_kernel, (ws["x"].view(torch.uint8), ws["x_scale"]),
+        {"X_STRIDE": x_stride, "FORMAT": fmt}, triton.next_power_of_2(x_stride),
+    )  # fmt: skip
+    both = 2 if r.w13_layout == SEPARATED else 1
+    s1, s2 = (s.view(-1).view(torch.int32) for s in (w1_scale, w2_scale))
+    stage1_shared[(min(blocks * (a_stride // 64), sms * c.one.programs),)](
+        *descriptors(w1.view(torch.int32), s1, E * both, both, 2 // both * I, H),
+        ws["x"], ws["x_scale"], s1, topk_weights if r.bias13 is None else r.bias13, *block_lists(ws), ws["a"],
+        ws["a_block_scale"], pairs, topk, r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
+        H=H, I=I, X_STRIDE=x_stride, A_STRIDE=a_stride, LAYOUT=r.w13_layout, ACTIVATION=r.activation,
+        HAS_LIMIT=r.limit is not None, HAS_BIAS=r.bias13 is not None, FORMAT=fmt, RULE=rule, VIA_BF16=via_bf16,
+        WIDE=wide, T=c.n, **c.one.constants(), num_warps=8,
+    )  # fmt: skip
+    rows = max(1, 8192 // a_stride)
+    rows = 1 << (rows.bit_length() - 1)
+    fold_rows_kernel[(triton.cdiv(pairs, rows),)](
+        ws["a"].view(torch.uint8), ws["a_block_scale"], ws["a_scale"], pairs, A_STRIDE=a_stride,
+        SHIFT=0 if fmt == "e4m3" else 6, ROWS=rows, BLOCKS=triton.next_power_of_2(a_stride // 32), num_warps=4,
+    )  # fmt: skip
+    stage2_shared[(min(blocks * groups_of(H, c.tiles), sms * c.two.programs),)](
+        *descriptors(w2.view(torch.int32), s2, E, 1, H, I),
+        ws["a"], ws["a_scale"], s2, topk_weights if r.bias2 is None else r.bias2, *block_lists(ws), ws["part"], pairs,
+        H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, WIDE=wide, TILES=c.tiles, KEPT=c.kept, T=c.n,
+        **c.two.constants(), num_warps=8,
+    )  # fmt: skip
+    prefill_launch.combine(r, ws, topk_weights, topk_ids, out, c.combine)
