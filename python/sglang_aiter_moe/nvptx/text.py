@@ -270,18 +270,19 @@ class _Parser:
         scope = _Scope(None)
         pending: list[tuple[str, int, str, _Scope]] = []
         found_in: list[_Scope] = [scope]
+        label = ""
         while found_in:
             scope = found_in[-1]
             statement, end, line = self._next()
             while match := _LABEL.match(statement):
-                rest = statement[match.end() :].strip()
-                if rest.startswith(".branchtargets"):
-                    labels = [x.strip() for x in rest[len(".branchtargets") :].split(",")]
-                    scope.tables[match.group(1)] = labels
-                    statement = ""
-                    break
-                scope.labels[match.group(1)] = len(pending)
-                statement = rest
+                label, statement = match.group(1), statement[match.end() :].strip()
+                scope.labels[label] = len(pending)
+            if statement.startswith(".branchtargets"):
+                # A table of labels; its own may stand in a line before it.
+                del scope.labels[label]
+                labels = statement[len(".branchtargets") :].split(",")
+                scope.tables[label] = [x.strip() for x in labels]
+                statement = ""
             if end == "line":
                 if match := _LOC.match(statement):
                     self._source = match.group(1) or self._source

@@ -33,10 +33,10 @@ def max2(a, b):
 
 @gluon.jit
 def block_facts(x_scale_ptr, pairs_ptr, num_pairs, topk, T: gl.constexpr):
-    """The block's T pairs, and their tokens' scales."""
+    """The block's T pairs, and their tokens' scales. Unused places have none: a pair that nobody computes has none."""
     c = gl.arange(0, 256, layout=gl.BlockedLayout([1], [32], [1], [0]))
-    pair = gl.load(pairs_ptr + c, mask=c < T, other=0)
-    return pair, gl.load(x_scale_ptr + gl.minimum(pair, num_pairs - 1) // topk)
+    pair = gl.load(pairs_ptr + c, mask=c < T, other=num_pairs)
+    return pair, gl.load(x_scale_ptr + pair // topk, mask=pair < num_pairs, other=0.0)
 
 
 @gluon.jit
