@@ -26,11 +26,14 @@ from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Fp8Config, Ring
 from sglang_aiter_moe.portable.triton.hopper.launch import ListConfig, TokenConfig
 from sglang_aiter_moe.portable.triton.hopper.mx_prefill_launch import MxPrefillConfig
 from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_launch import Rings, SharedPrefillConfig
 from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig
 
 LIMIT = {"A16W4": 4e-3, "A8W4": 1e-2, "A4W4": 4e-2}
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
 R = Ring
+S = SharedPrefillConfig
+KEPT = {"tiles": 7, "kept": True}
 CANDIDATES = {
     "short": [
         WholeConfig(3), WholeConfig(4), WholeConfig(5),
@@ -44,6 +47,7 @@ CANDIDATES = {
         PrefillConfig(96, tiles=7, regs1=128, regs2=128), PrefillConfig(160, tiles=7),
         MxPrefillConfig(32, 64, 4, 64, 4, 7, 96, 128), MxPrefillConfig(96, 64, 4, 64, 4, 7, 168, 168),
         MxPrefillConfig(160, tiles=7),
+        S(96, Rings(5, 5, 4), Rings(6, 4, 4), **KEPT), S(160, Rings(4, 4, 4, steps=2), Rings(6, 3, 4), **KEPT),
     ],
     "long": [
         WholeConfig(3), WholeConfig(4), WholeConfig(5),
@@ -55,6 +59,7 @@ CANDIDATES = {
         PrefillConfig(64, regs1=128, regs2=128), PrefillConfig(96, regs1=128, regs2=128), PrefillConfig(160),
         PrefillConfig(128, r1=256, r2=256),
         MxPrefillConfig(48, regs1=128, regs2=128), MxPrefillConfig(48, 64, 4, 64, 4, 0, 128, 128), MxPrefillConfig(160),
+        S(160), S(128, Rings(decoders=8, loader_regs=56), Rings(decoders=8, loader_regs=56)),
     ],
 }  # fmt: skip
 
@@ -70,8 +75,14 @@ PLAUSIBLE = {
     "fp8": (2, 256),
     "prefill": (64, 1 << 30),
     "mx_prefill": (64, 1 << 30),
+    "shared_prefill": (64, 1 << 30),
 }
 """Token counts at which a form is timed; outside it was never within 1.5 of the best."""
+
+
+def reaches_words(config) -> bool:
+    """Whether its form reads weights at any multiple of 4 bytes: the last row is for those that the best one cannot."""
+    return table.ALIGNMENT.get(form_of(config), table.WORDS)[0] <= table.WORDS[0]
 
 
 def right(layer: Layer, mode: str) -> list:
@@ -108,7 +119,7 @@ def right(layer: Layer, mode: str) -> list:
 def tune(layer: Layer, mode: str, tokens: tuple[int, ...]) -> list[dict]:
     request = layer.request(mode)
     candidates = right(layer, mode)
-    winners = []
+    winners, fallback = [], None
     for count in tokens:
         sets = [layer.inputs(count, 1 + s) for s in range(number_of_sets(count))]
         out = torch.empty_like(sets[0][0])
@@ -127,11 +138,14 @@ def tune(layer: Layer, mode: str, tokens: tuple[int, ...]) -> list[dict]:
         print(layer.name, mode, count, [(round(us, 1), str(c)) for us, c in timed[:5]], flush=True)
         if timed:
             winners.append((count * layer.shape.topk, timed[0][1]))
+            fallback = next((c for _, c in timed if reaches_words(c)), None)
     rows = []
     for (pairs, config), following in zip(winners, [*winners[1:], (None, None)], strict=True):
         if following[1] != config:
             bound = None if following[0] is None else round(math.sqrt(pairs * following[0]))
             rows.append(table.row_json(bound, form_of(config), config))
+    if fallback and not reaches_words(winners[-1][1]):
+        rows.append(table.row_json(None, form_of(fallback), fallback))
     return rows
 
 

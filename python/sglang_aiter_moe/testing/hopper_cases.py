@@ -32,14 +32,21 @@ from sglang_aiter_moe.portable.triton.hopper.mx_prefill_launch import (
     run_mx_prefill,
 )
 from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig, run_prefill
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_launch import (
+    Rings,
+    SharedPrefillConfig,
+    run_shared_prefill,
+)
 from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig, run_whole
 from sglang_aiter_moe.testing import hostile
 from sglang_aiter_moe.testing.triton_cases import Case, run_case
 
 LIMIT = {"A16W4": 4e-3, "A8W4": 6e-3, "A4W4": 1.5e-2}
 """Relative error against the oracle."""
+FP8_SUMS = ("mx_", "fp8", "shared_")
+"""How names of forms begin that add fp8 products; ties count for them."""
 ROUNDED_ELSEWHERE = 1.5e-2
-"""A8W4 of the fp8 prefill form: fp8 products are added with about 13 bits, so that now and then ``a`` is rounded to
+"""A8W4 of the fp8 prefill forms: fp8 products are added with about 13 bits, so that now and then ``a`` is rounded to
 E4M3's other neighbour, which a layer of a few tokens shows (up to 9.9e-3; K3 and gpt-oss at full size 3.4e-3)."""
 FORMS = {
     "tokens": (run_tokens, TokenConfig(32, 4, 2, 16, 1, 2, 4)),
@@ -55,7 +62,17 @@ FORMS = {
     "mx_prefill": (run_mx_prefill, MxPrefillConfig(32, tiles=2, regs1=96, regs2=128)),
     "mx_prefill-wide": (run_mx_prefill, MxPrefillConfig(160)),
     "mx_prefill-4-warps": (run_mx_prefill, MxPrefillConfig(64, 64, 4, 64, 4)),
-}
+    "shared_prefill": (
+        run_shared_prefill, SharedPrefillConfig(32, Rings(3, 3, 2), Rings(4, 2, 2), tiles=2, kept=True),
+    ),
+    "shared_prefill-wide": (
+        run_shared_prefill, SharedPrefillConfig(160, Rings(3, 3, 2, steps=2), Rings(3, 3, 3, steps=1)),
+    ),
+    "shared_prefill-8-decoders": (
+        run_shared_prefill, SharedPrefillConfig(32, Rings(4, 4, 3, 8, loader_regs=56),
+        Rings(2, 3, 2, 8, loader_regs=56, steps=2)),
+    ),
+}  # fmt: skip
 """Name -> (launch function, configuration)."""
 MODES = {
     "fp8": ("A16W4", "A8W4"),
@@ -66,6 +83,9 @@ MODES = {
     "mx_prefill": ("A8W4", "A4W4"),
     "mx_prefill-wide": ("A8W4", "A4W4"),
     "mx_prefill-4-warps": ("A8W4", "A4W4"),
+    "shared_prefill": ("A8W4", "A4W4"),
+    "shared_prefill-wide": ("A8W4", "A4W4"),
+    "shared_prefill-8-decoders": ("A8W4", "A4W4"),
 }
 """Modes of a form; of others A16W4."""
 SHAPES = [
@@ -113,9 +133,9 @@ def takes(form: str, case: Case) -> bool:
 def right(form: str, row: dict) -> bool:
     """Whether a row of ``run_case`` is within the form's bound; ties count where fp8 products are added."""
     limit = LIMIT[row["mode"]]
-    if form.startswith(("mx_", "fp8")):
+    if form.startswith(FP8_SUMS):
         limit += row["ties"]
-    if form.startswith("mx_"):
+    if form.startswith(("mx_", "shared_")):
         limit = max(limit, ROUNDED_ELSEWHERE)
     return bool(row["finite"] and row["guards"] and row["same_bits"] and row["rel_err"] < limit)
 

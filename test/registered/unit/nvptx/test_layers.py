@@ -54,6 +54,9 @@ EXECUTED = [
     "mx_prefill/A4W4/k3-like",
     "mx_prefill-4-warps/A8W4/gui",
     "mx_prefill-wide/A4W4/small",
+    "shared_prefill/A8W4/oss-gui",
+    "shared_prefill-wide/A4W4/k3-like",
+    "shared_prefill-8-decoders/A8W4/gui",
 ]
 """Each form, mode, layout and shape (K3's, gpt-oss's) at least once."""
 
@@ -80,10 +83,13 @@ def test_sums_of_fp8_products_with_as_few_bits_as_hardware():
     assert rows[0]["rel_err"] != rows[1]["rel_err"]
 
 
-@pytest.mark.parametrize("processors", [1, 3])
-def test_persistent_programs_that_take_several_turns(processors):
+@pytest.mark.parametrize(
+    ("name", "processors"),
+    [("fp8/A16W4/one-expert", 1), ("fp8/A16W4/one-expert", 3), ("shared_prefill/A8W4/mask", 2)],
+)
+def test_persistent_programs_that_take_several_turns(name, processors):
     """A ring that goes round, and blocks of several experts in one program."""
-    form, case = LAYERS["fp8/A16W4/one-expert"]
+    form, case = LAYERS[name]
     assert hopper_cases.execute(form, case, SEED, multiprocessors=processors)["right"]
 
 

@@ -51,6 +51,10 @@ class Rings:
         warps = -(-(8 + self.decoders + self.loaders + 2) // 4) * 4
         return 65536 // (self.programs * warps * 32) // 8 * 8
 
+    def shared(self, n: int) -> int:
+        """Bytes of shared memory of blocks of ``n`` tokens, without barriers and what conversions exchange."""
+        return self.words * 9216 + self.tokens * n * 128 + self.operands * 16384 + 4 * 3072
+
     def constants(self) -> dict:
         return {
             "maxnreg": self.maxnreg, "P": self.steps, "TS": self.tokens, "AS": self.operands, "PS": self.words,
@@ -60,7 +64,8 @@ class Rings:
 
 @dataclass(frozen=True)
 class SharedPrefillConfig:
-    """``n``: most tokens a block; ``tiles``: row tiles of 128 of a stage-2 item, ``kept``: whose tokens stay."""
+    """``n``: most tokens a block; ``tiles``: row tiles of 128 of a stage-2 item, ``kept``: whose tokens stay in their
+    ring from tile to tile where all their columns fit."""
 
     n: int
     one: Rings = Rings()
@@ -144,10 +149,11 @@ def run_shared_prefill(
         ws["a"].view(torch.uint8), ws["a_block_scale"], ws["a_scale"], pairs, A_STRIDE=a_stride,
         SHIFT=0 if fmt == "e4m3" else 6, ROWS=rows, BLOCKS=triton.next_power_of_2(a_stride // 32), num_warps=4,
     )  # fmt: skip
+    kept = c.kept and a_stride // 128 <= c.two.tokens  # or the ring would wait for itself
     stage2_shared[(min(blocks * groups_of(H, c.tiles), sms * c.two.programs),)](
         *descriptors(w2.view(torch.int32), s2, E, 1, H, I),
         ws["a"], ws["a_scale"], s2, topk_weights if r.bias2 is None else r.bias2, *block_lists(ws), ws["part"], pairs,
-        H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, WIDE=wide, TILES=c.tiles, KEPT=c.kept, T=c.n,
+        H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, WIDE=wide, TILES=c.tiles, KEPT=kept, T=c.n,
         **c.two.constants(), num_warps=8,
     )  # fmt: skip
     prefill_launch.combine(r, ws, topk_weights, topk_ids, out, c.combine)

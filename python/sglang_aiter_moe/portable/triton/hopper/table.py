@@ -5,7 +5,8 @@ Rows are grouped by mode and shape class: "short" if stage 2 reduces over at mos
 slice), else "long".
 Within a group the first row is taken whose ``pairs`` (M * topk) bound is not exceeded and whose form computes the
 request; the forms differ in what they can do (``supports`` in each launch module), and the one-launch form's rows
-also bound M: with few experts a token the same pairs are more tokens, which it takes one by one.
+also bound M: with few experts a token the same pairs are more tokens, which it takes one by one. Two rows at the end
+may have no bound: the second one is for weights that the first one cannot reach.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sglang_aiter_moe.portable.triton.hopper import (
     launch,
     mx_prefill_launch,
     prefill_launch,
+    shared_prefill_launch,
     whole_launch,
 )
 from sglang_aiter_moe.portable.triton.table import TABLES
@@ -44,6 +46,11 @@ FORMS = {
         mx_prefill_launch.MxPrefillConfig,
         mx_prefill_launch.supports,
         mx_prefill_launch.run_mx_prefill,
+    ),
+    "shared_prefill": (
+        shared_prefill_launch.SharedPrefillConfig,
+        shared_prefill_launch.supports,
+        shared_prefill_launch.run_shared_prefill,
     ),
 }
 
@@ -70,7 +77,7 @@ def group(r: KernelRequest) -> str:
     return f"{r.mode} {'short' if r.intermediate_size <= SHORT else 'long'}"
 
 
-ALIGNMENT = {"whole": (16, 16), "fp8": (16, 16), "mx_prefill": (4, 4)}
+ALIGNMENT = {"whole": (16, 16), "fp8": (16, 16), "mx_prefill": (4, 4), "shared_prefill": (16, 16)}
 """Bytes that a form needs the addresses of weights and of scales to be multiples of: bulk copies 16, words 4."""
 WORDS = (4, 1)
 """The others'."""

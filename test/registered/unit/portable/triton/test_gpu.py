@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 from sglang_aiter_moe.testing.hopper_cases import (  # noqa: E402
     FORMS,
+    FP8_SUMS,
     LIMIT,
     MANY_SLOTS,
     ROUNDED_ELSEWHERE,
@@ -64,8 +65,8 @@ def test_hopper_forms(mode, name, case):
         pytest.skip("this form takes no mask")
     case = dataclasses.replace(case, mode=mode)
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
-    least = ROUNDED_ELSEWHERE if name.startswith("mx_") else 0.0
-    check(case, row, least, fp8=name.startswith(("mx_", "fp8")))
+    least = ROUNDED_ELSEWHERE if name.startswith(("mx_", "shared_")) else 0.0
+    check(case, row, least, fp8=name.startswith(FP8_SUMS))
 
 
 @hopper
@@ -81,8 +82,8 @@ def test_hopper_forms_of_hostile_values(mode, name, spoil):
         pytest.skip("the oracle saturates Inf in E2M1, under a scale of its own")
     runner, config = FORMS[name]
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
-    least = ROUNDED_ELSEWHERE if name.startswith("mx_") else 0.0
-    check(case, row, least, fp8=name.startswith(("mx_", "fp8")))
+    least = ROUNDED_ELSEWHERE if name.startswith(("mx_", "shared_")) else 0.0
+    check(case, row, least, fp8=name.startswith(FP8_SUMS))
 
 
 @hopper
@@ -245,6 +246,25 @@ def test_mx_prefill_block_sizes(tokens):
     config = MxPrefillConfig(160)
     row = run_case(
         case, "cuda", torch.seed() % 1000003, lambda r, *o: run_mx_prefill(r, *o, config)
+    )
+    check(case, row, ROUNDED_ELSEWHERE, fp8=True)
+
+
+@hopper
+@pytest.mark.parametrize("tokens", [7, 40, 90, 120, 158, 200])
+@pytest.mark.parametrize("kept", [False, True])
+def test_shared_prefill_block_sizes(kept, tokens):
+    """``kept``: three row tiles of stage 2 take a block's tokens in turn."""
+    from sglang_aiter_moe.portable.triton.hopper.shared_prefill_launch import (
+        Rings,
+        SharedPrefillConfig,
+        run_shared_prefill,
+    )
+
+    case = Case("sizes", "A8W4", routing="one", tokens=tokens, hidden=384, inter=128, twice=True)
+    config = SharedPrefillConfig(160, Rings(3, 3, 3, steps=2), tiles=3 if kept else 1, kept=kept)
+    row = run_case(
+        case, "cuda", torch.seed() % 1000003, lambda r, *o: run_shared_prefill(r, *o, config)
     )
     check(case, row, ROUNDED_ELSEWHERE, fp8=True)
 

@@ -22,6 +22,7 @@ from sglang_aiter_moe.portable.triton.hopper import whole_launch  # noqa: E402
 from sglang_aiter_moe.portable.triton.hopper import (  # noqa: E402
     fp8_launch,
     prefill_launch,
+    shared_prefill_launch,
 )
 from sglang_aiter_moe.portable.triton.hopper import table as hopper_table  # noqa: E402
 
@@ -45,6 +46,12 @@ def test_hopper_bounds_ascend_and_cover_each_mode():
     assert set(table_of) == {f"{mode} {size}" for mode in MODES for size in ("short", "long")}
     for group, rows in table_of.items():
         bounds = [bound for bound, _, _ in rows]
+        if bounds[-2] == math.inf:  # the last one is for bytes that the one before cannot reach
+            first, last = (
+                hopper_table.ALIGNMENT.get(form, hopper_table.WORDS) for _, form, _ in rows[-2:]
+            )
+            assert first > last
+            bounds.pop()
         assert bounds == sorted(set(bounds)) and bounds[-1] == math.inf, group
 
 
@@ -88,6 +95,39 @@ def test_rings_of_the_table_fit(mode, parts, size, hidden, inter):
                 assert ring.shared(fp8_launch.MOST_COLUMNS, config.n, parts) <= 227 << 10
 
 
+@pytest.mark.parametrize("mode", ["A8W4", "A4W4"])
+@pytest.mark.parametrize("size, inter", [("short", 512), ("long", 2880)])
+def test_rings_of_shared_prefill_fit(mode, size, inter):
+    """Beside 2 KB a program; and warps' registers: consumers have what the other roles leave of an SM's."""
+    found = [c for _, form, c in hopper_table.load()[f"{mode} {size}"] if form == "shared_prefill"]
+    assert found
+    for config in found:
+        assert not config.kept or -(-inter // 128) <= config.two.tokens
+        for ring in (config.one, config.two):
+            assert (
+                min(ring.tokens, ring.operands, ring.words) >= 2
+            )  # a slot is free after the next one's product
+            assert ring.programs * (ring.shared(config.n) + 2048) <= 227 << 10
+            warps = -(-(8 + ring.decoders + ring.loaders + 2) // 4) * 4
+            others = (
+                ring.decoders * ring.decoder_regs + (warps - 8 - ring.decoders) * ring.loader_regs
+            )
+            assert ring.programs * 32 * (others + 8 * 168) <= 65536
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_shared_prefill_refuses_bytes_that_bulk_copies_cannot_read(which):
+    odd = torch.zeros(1 << 16, dtype=torch.uint8)
+    weights = [odd[16 - odd.data_ptr() % 16 :] for _ in range(4)]
+    weights[which] = weights[which][4:]
+    name = ("w1", "w2", "w1_scale", "w2_scale")[which]
+    with pytest.raises(ContractError, match=f"{name} begins at address"):
+        shared_prefill_launch.run_shared_prefill(
+            replace(_layer(256, 64), mode="A8W4"), torch.zeros(1, 256), *weights, None, torch.zeros(1, 2), None,
+            shared_prefill_launch.SharedPrefillConfig(32),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("which", range(4))
 def test_fp8_refuses_bytes_that_bulk_copies_cannot_read(which):
     odd = torch.zeros(1 << 16, dtype=torch.uint8)
@@ -101,17 +141,18 @@ def test_fp8_refuses_bytes_that_bulk_copies_cannot_read(which):
 
 
 @pytest.mark.parametrize("tokens, mode, form, by_4, by_1", [
-    (1, "A16W4", "whole", "prefill", None),
-    (64, "A16W4", "fp8", "prefill", None),
-    (64, "A8W4", "fp8", "prefill", None),
-    (16384, "A8W4", "mx_prefill", "mx_prefill", None),
+    (1, "A16W4", "whole", "prefill", "prefill"),
+    (64, "A16W4", "fp8", "prefill", "prefill"),
+    (64, "A8W4", "fp8", "prefill", "prefill"),
+    (1024, "A8W4", "mx_prefill", "mx_prefill", "prefill"),
+    (16384, "A8W4", "shared_prefill", "mx_prefill", None),
 ])  # fmt: skip
 @pytest.mark.parametrize("which", range(4))
 def test_a_form_that_cannot_reach_the_bytes_is_left_out(
     monkeypatch, caplog, which, tokens, mode, form, by_4, by_1
 ):
     """Bulk copies need multiples of 16, words of weights (in fp8 prefill of scales, too) multiples of 4, and the scales
-    of the bf16 forms nothing."""
+    of the bf16 forms nothing. ``by_1``: what takes scales that begin anywhere."""
     monkeypatch.setattr(hopper_table, "fragments_stay_in_registers", lambda: False)
     hopper_table._say_unaligned.cache_clear()
     layer = replace(_layer(2880, 1024), mode=mode)
@@ -127,9 +168,7 @@ def test_a_form_that_cannot_reach_the_bytes_is_left_out(
 
     assert chosen(0) == form and not caplog.text
     assert chosen(4) == by_4
-    if which >= 2 and form != "mx_prefill":
-        by_1 = "prefill"
-    assert chosen(1) == chosen(1) == by_1
+    assert chosen(1) == chosen(1) == (by_1 if which >= 2 else None)
     assert caplog.text.count(f"form {form} cannot read") == 1
     hopper_table._say_unaligned.cache_clear()
 
