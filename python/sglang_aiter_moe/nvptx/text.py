@@ -277,7 +277,7 @@ class _Parser:
             while match := _LABEL.match(statement):
                 label, statement = match.group(1), statement[match.end() :].strip()
                 scope.labels[label] = len(pending)
-            if statement.startswith(".branchtargets"):
+            if statement.startswith(".branchtargets") and label in scope.labels:
                 # A table of labels; its own may stand in a line before it.
                 del scope.labels[label]
                 labels = statement[len(".branchtargets") :].split(",")
@@ -287,6 +287,7 @@ class _Parser:
                 if match := _LOC.match(statement):
                     self._source = match.group(1) or self._source
                 continue
+            label = ""
             if end == "":
                 raise self._refuse(line, f"{kernel.name} without an end")
             if statement.startswith(".reg"):

@@ -10,6 +10,7 @@ import pytest
 
 from sglang_aiter_moe.amdgpu.errors import Fault
 from sglang_aiter_moe.nvptx import copies, tensor_copy
+from sglang_aiter_moe.nvptx.errors import PtxError
 from sglang_aiter_moe.nvptx.shared import BASE
 from sglang_aiter_moe.nvptx.tensor_map import TensorMap
 from sglang_aiter_moe.testing.ptx_pieces import Piece
@@ -158,6 +159,97 @@ def test_a_copy_that_reads_past_an_array_names_its_lane():
     with pytest.raises(Fault) as error:
         piece.run()
     assert error.value.lane == 9
+
+
+ARRIVE = """.reg .b32 %r<4>;\n.reg .b64 %rd<1>;
+cp.async.cg.shared.global [%r0 + 0], [%rd0 + 0], 16;
+cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r2 + 0];
+cp.async.cg.shared.global [%r1 + 0], [%rd0 + 0], 16;
+cp.async.commit_group;
+cp.async.wait_group 0;"""
+
+
+def arrivals(late: bool = True, count: int = 64) -> tuple[Piece, np.ndarray, np.ndarray]:
+    """Two warps that each copy 16 bytes a lane and report to one mbarrier, the data, and where each row's go."""
+    piece = Piece(ARRIVE, copies.TABLE, ctas=2, warps=2, late=late)
+    data = np.random.default_rng(3).integers(0, 256, (32, 16), dtype=np.uint8)
+    at = piece.state.memory.place(data, "x")
+    piece.set("%rd0", np.uint64(at) + (16 * np.arange(32)).astype(np.uint64))
+    row = np.arange(piece.state.rows)[:, None]
+    places = BASE + row // 2 * 512 + 16 * np.arange(32)
+    piece.set("%r0", places)
+    piece.set("%r1", places + 1024)
+    piece.set("%r2", np.uint32(BARRIER))
+    for cta in range(2):
+        mark = np.zeros((1, 8), np.uint8)
+        piece.state.shared.store(cta, np.array([BARRIER]), mark, proxy="async")
+        piece.state.barriers.init(cta, BARRIER, count)
+    return piece, data, places
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_lanes_arrive_when_their_copies_have_landed(late):
+    """Those before the instruction; the ones behind it belong to the next group."""
+    piece, data, places = arrivals(late)
+    barriers, shared = piece.state.barriers, piece.state.shared
+    piece.run(0, 1, 2, 3)
+    if late:
+        for where in (places, places + 1024):
+            with pytest.raises(Fault, match="still in flight"):
+                shared.load(0, where[0], 16)
+    for cta in range(2):
+        assert barriers.complete(cta, BARRIER, 0) and not barriers.complete(cta, BARRIER, 1)
+        for row in (cta, 2 + cta):
+            assert np.array_equal(shared.load(cta, places[row], 16, proxy="async"), data)
+            if late:
+                with pytest.raises(Fault, match="still in flight"):
+                    shared.load(cta, places[row] + 1024, 16)
+    piece.run(4)
+    assert np.array_equal(shared.load(0, places[0] + 1024, 16), data)
+
+
+def test_a_phase_lacks_the_lanes_that_have_not_arrived():
+    piece, _, places = arrivals(count=65)
+    piece.run(0, 1)
+    assert not piece.state.barriers.complete(0, BARRIER, 0)
+    with pytest.raises(Fault, match="still in flight"):
+        piece.state.shared.load(0, places[0], 16)
+    piece.state.barriers.arrive(0, BARRIER, 1)
+    assert piece.state.barriers.complete(0, BARRIER, 0)
+
+
+def test_a_source_that_changes_before_the_copies_land_is_read_again():
+    piece, data, places = arrivals()
+    piece.run(0, 1)
+    start = int(piece.get("%rd0")[0, 0])
+    piece.state.memory.scatter(np.array([start], np.uint64), np.full((4, 1), 7, np.uint32), 16)
+    piece.state.writes += 1
+    assert piece.state.barriers.complete(0, BARRIER, 0)
+    got = piece.state.shared.load(0, places[0], 16, proxy="async")
+    assert (got[0].view(np.uint32) == 7).all() and np.array_equal(got[1:], data[1:])
+
+
+def test_mistakes_of_copies_that_report():
+    piece, *_ = arrivals(count=63)
+    with pytest.raises(Fault, match="arrivals more than its phase expects"):
+        piece.run(0, 1)
+    piece, *_ = arrivals()
+    piece.set("%r2", np.uint32(BARRIER + 8))
+    with pytest.raises(Fault, match=r"no mbarrier\.init made it"):
+        piece.run(0, 1)
+    piece, *_ = arrivals()
+    piece.set("%r2", BARRIER + 8 * (np.arange(32) == 7))
+    with pytest.raises(Fault, match="different mbarriers") as error:
+        piece.run(0, 1)
+    assert error.value.lane == 7
+    piece, *_ = arrivals()
+    with pytest.raises(Fault, match="a part of a warp's lanes"):
+        piece.run(1, group=one_lane(piece))
+    piece, *_ = arrivals()
+    with pytest.raises(Fault, match="while committed groups of them are pending"):
+        piece.run(0, 3, 1)
+    with pytest.raises(PtxError, match=r"this form of cp\.async"):
+        Piece(ARRIVE.replace(".noinc", ""), copies.TABLE)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,24 @@ EITHER = "@%p1 bra OTHER; {} bra.uni END; OTHER: {} END:"
 
 
 @pytest.mark.parametrize("late", [True, False])
+def test_who_knows_what_copies_brought_that_report_to_an_mbarrier(late):
+    """Warps that waited for it or met one that did; not the warp that began the copies."""
+    copy = "@%p1 bra BEHIND; cp.async.cg.shared.global [%r5], [%rd2], 16;"
+    copy += "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r4+2048]; BEHIND:"
+    load = "ld.shared.b32 %r10, [%r5];"
+    execute(INIT + copy + WAIT + load, late=late)
+    execute(INIT + copy + EITHER.format("", WAIT) + "bar.sync 0;" + load, late=late)
+    if late:
+        race(INIT + copy + EITHER.format("", WAIT + load) + load, "has not waited")
+        race(INIT + copy + EITHER.format(load, WAIT), "still in flight|has not waited")
+    # Copies order nothing else: what their warp stored before needs an arrival of its own.
+    stored = INIT + EITHER.replace("OTHER", "LATER").replace("END", "THEN")
+    stored = stored.format("st.shared.b32 [%r5+1024], %r0;", "") + copy
+    if late:
+        race(stored + EITHER.format("", WAIT + "ld.shared.b32 %r10, [%r5+1024];"))
+
+
+@pytest.mark.parametrize("late", [True, False])
 def test_who_knows_what_a_tensor_copy_brought(late):
     """Warps that waited for it, or met one that did; not those who come later by chance."""
     execute(ONE + COPY + WAIT + OTHERS, late=late)

@@ -106,6 +106,20 @@ def test_scopes_have_names_of_their_own():
     assert [instructions[i].operands[0].value for i in (7, 8)] == [7, 8]
 
 
+def test_a_table_of_labels_behind_a_label_in_a_line_of_its_own():
+    """As LLVM writes it behind the function's head (Triton 3.9); an empty label is no table's."""
+    own = "$L_brx_0:\n\t.branchtargets\n\t\t$L__B,\n\t\t$L__C;\nNOTHING:\n\tmov.f32 lonely, 0f3F800000;"
+    text = TEXT.replace("\t$L_brx_0: .branchtargets\n\t\t$L__A,\n\t\t$L__B;\n", "")
+    text = text.replace("\tmov.f32 lonely, 0f3F800000;", own)
+    text = text.replace("$L__B:\n", "$L__B:\n\tbra.uni NOTHING;\n$L__C:\n")
+    kernel = parse(text).kernels["first"]
+    assert [i.name for i in kernel.instructions][12:] == ["mov.f32", "brx.idx", "bra.uni", "ret"]
+    assert [i.value for i in kernel.instructions[13].operands[1].items] == [14, 15]
+    assert kernel.instructions[14].operands[0].value == 12
+    with pytest.raises(PtxError, match=r"\.branchtargets"):
+        parse(TEXT.replace("$L_brx_0: .branchtargets", ".branchtargets"))
+
+
 def test_operands():
     instructions = parse(TEXT).kernels["first"].instructions
     store = instructions[9]
