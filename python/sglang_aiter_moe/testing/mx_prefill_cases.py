@@ -1,9 +1,9 @@
-"""Rows of x, and stage 1's columns, for the fp8 prefill form under Triton's interpreter, against the oracle's
+"""Rows of x, and stage 1's columns, for the fp8 prefill forms under Triton's interpreter, against the oracle's
 quantisation.
 
 ``TRITON_INTERPRET=1 python -m sglang_aiter_moe.testing.mx_prefill_cases`` prints one JSON object a case: the largest
-error of codes times scales, in order, relative to the largest value of their group of 128; whether every scale is
-finite; whether the pairs were counted.
+error of codes times scales, in order, relative to the largest value of their group of 128 columns (of their row, where
+names say so); whether every scale is finite; whether the pairs were counted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from sglang_aiter_moe.numerics.mxfp8 import dequantize_mxfp8, quantize_mxfp8
 from sglang_aiter_moe.portable.triton.hopper.mx_prefill_prepare import (
     fold_kernel,
     rank_mx_kernel,
+)
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_prepare import (
+    fold_rows_kernel,
+    rank_rows_kernel,
 )
 
 HIDDEN, STRIDE, TOKENS = 416, 512, 5
@@ -49,8 +53,9 @@ def values(spread: int) -> torch.Tensor:
 
 
 def judged(name: str, codes, scale, exact, counted: bool) -> dict:
-    got = original_order(codes.view(torch.float8_e4m3fn).float()).unflatten(1, (-1, 128))
-    exact = exact.unflatten(1, (-1, 128))
+    """``codes`` in order, ``scale`` [tokens, groups]: a group is 128 columns, or the whole row."""
+    got = codes.view(torch.float8_e4m3fn).float().unflatten(1, (scale.shape[1], -1))
+    exact = exact.unflatten(1, (scale.shape[1], -1))
     largest = exact.abs().amax(2, keepdim=True).clamp(min=1e-30)
     return {
         "case": name,
@@ -60,41 +65,48 @@ def judged(name: str, codes, scale, exact, counted: bool) -> dict:
     }
 
 
-def run_x(fmt: str, name: str) -> dict:
+def run_x(fmt: str, name: str, rows: bool) -> dict:
+    """``rows``: one scale a row, as the shared form has it."""
     x = values(SPREADS[name])
     codes = torch.full((TOKENS, STRIDE), 255, dtype=torch.uint8)
-    scale = torch.full((TOKENS, STRIDE // 128), float("nan"))
+    scale = torch.full((TOKENS, 1 if rows else STRIDE // 128), float("nan"))
     ids = torch.zeros(TOKENS, 1, dtype=torch.int32)
     counts, ranks = torch.zeros(1, dtype=torch.int32), torch.zeros(TOKENS, dtype=torch.int32)
-    rank_mx_kernel[(1 + TOKENS,)](
+    (rank_rows_kernel if rows else rank_mx_kernel)[(1 + TOKENS,)](
         x, codes, scale, ids, ids, counts, ranks, TOKENS, 1, 1, H=HIDDEN, X_STRIDE=STRIDE, FORMAT=fmt,
-        RULE="roundup", HAS_TOKENS=False, BLOCK=8, WIDTH=256,
+        RULE="roundup", HAS_TOKENS=False, BLOCK=8, WIDTH=STRIDE if rows else 256,
     )  # fmt: skip
     _, _, exact = quantized(x.float(), fmt)
     exact = torch.nn.functional.pad(exact, (0, STRIDE - HIDDEN))
-    return judged(f"x-{fmt}-{name}", codes, scale, exact, counts.item() == TOKENS)
+    codes = codes if rows else original_order(codes)
+    what = "x-rows" if rows else "x"
+    return judged(f"{what}-{fmt}-{name}", codes, scale, exact, counts.item() == TOKENS)
 
 
-def run_a(fmt: str, name: str) -> dict:
+def run_a(fmt: str, name: str, rows: bool) -> dict:
     x = torch.nn.functional.pad(values(SPREADS[name]).float(), (0, STRIDE - HIDDEN))
     block_scale, element, exact = quantized(x, fmt)
-    stored = (
-        element.unflatten(1, (-1, 4, 4, 2, 4)).permute(0, 1, 3, 4, 2, 5).reshape(TOKENS, STRIDE)
-    )
-    codes = stored.to(torch.float8_e4m3fn).view(torch.uint8)
-    scale = torch.full((TOKENS, STRIDE // 128), float("nan"))
-    count = scale.numel()
-    fold_kernel[(-(-count // 8),)](
-        codes, block_scale.contiguous(), scale, count, SHIFT=0 if fmt == "e4m3" else 6, GROUPS=8
-    )
-    return judged(f"a-{fmt}-{name}", codes, scale, exact, True)
+    stored = element.unflatten(1, (-1, 4, 4, 2, 4)).permute(0, 1, 3, 4, 2, 5).reshape(x.shape)
+    codes = (element if rows else stored).to(torch.float8_e4m3fn).view(torch.uint8)
+    scale = torch.full((TOKENS, 1 if rows else STRIDE // 128), float("nan"))
+    count, shift = scale.numel(), 0 if fmt == "e4m3" else 6
+    operands = codes, block_scale.contiguous(), scale, count
+    if rows:
+        fold_rows_kernel[(-(-count // 4),)](
+            *operands, A_STRIDE=STRIDE, SHIFT=shift, ROWS=4, BLOCKS=STRIDE // 32
+        )
+    else:
+        fold_kernel[(-(-count // 8),)](*operands, SHIFT=shift, GROUPS=8)
+    codes = codes if rows else original_order(codes)
+    return judged(f"{'a-rows' if rows else 'a'}-{fmt}-{name}", codes, scale, exact, True)
 
 
 def main() -> None:
     for fmt in ("e4m3", "e2m1"):
         for name in SPREADS:
-            print(json.dumps(run_x(fmt, name)), flush=True)
-            print(json.dumps(run_a(fmt, name)), flush=True)
+            for rows in (False, True):
+                print(json.dumps(run_x(fmt, name, rows)), flush=True)
+                print(json.dumps(run_a(fmt, name, rows)), flush=True)
 
 
 if __name__ == "__main__":

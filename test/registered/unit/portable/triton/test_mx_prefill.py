@@ -1,5 +1,5 @@
-"""The fp8 prefill form without a GPU: what its weights decode to, and its scales' folding, run by Triton's interpreter,
-against the oracle's quantisation."""
+"""The fp8 prefill forms without a GPU: what their weights decode to, and their scales' folding, run by Triton's
+interpreter, against the oracle's quantisation."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def results() -> dict[str, dict]:
     return interpreted.rows("mx_prefill_cases")
 
 
-@pytest.mark.parametrize("what", ["x", "a"])
+@pytest.mark.parametrize("what", ["x", "a", "x-rows", "a-rows"])
 @pytest.mark.parametrize("fmt", ["e4m3", "e2m1"])
 @pytest.mark.parametrize("spread", ["alike", "spread", "wide"])
 def test_folded_scales(results, what, fmt, spread):
-    """2**-17 of a group's largest value, and nothing at all where scales are alike, or within 14 binades for E2M1."""
+    """2**-17 of a group's largest value, and nothing at all where scales are alike, or within 14 binades for E2M1. A
+    group is 128 columns, or a row."""
     row = results[f"{what}-{fmt}-{spread}"]
     assert row["finite"] and row["counted"], row
     exact = spread == "alike" or (fmt, spread) == ("e2m1", "spread")
