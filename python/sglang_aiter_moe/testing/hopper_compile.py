@@ -30,6 +30,8 @@ from sglang_aiter_moe.portable.triton.hopper.mx_prefill_stage1 import stage1_mx_
 from sglang_aiter_moe.portable.triton.hopper.mx_prefill_stage2 import stage2_mx_prefill
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import stage1_prefill
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage2 import stage2_prefill
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_stage1 import stage1_shared
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_stage2 import stage2_shared
 from sglang_aiter_moe.portable.triton.hopper.stage1 import stage1_hopper
 from sglang_aiter_moe.portable.triton.hopper.stage2 import stage2_list
 from sglang_aiter_moe.portable.triton.hopper.whole import whole_layer
@@ -55,9 +57,10 @@ K3 = {"H": 3584, "I": 384}
 STAGE1 = K3 | {"LAYOUT": "separated", "ACTIVATION": "situv2", "HAS_LIMIT": False, "HAS_BIAS": False}
 
 
-def mx_config(group: str):
-    """The table's first configuration of the fp8 prefill form."""
-    return next(config for _, form, config in table.load()[group] if form == "mx_prefill")
+def mx_config(group: str, name: str = "mx_prefill"):
+    """The table's first configuration of the fp8 prefill form, or the last of the shared one."""
+    found = [config for _, form, config in table.load()[group] if form == name]
+    return found[0 if name == "mx_prefill" else -1]
 
 
 def forms() -> dict[str, tuple]:
@@ -77,7 +80,17 @@ def forms() -> dict[str, tuple]:
     one = {k: v for k, v in STAGE1.items() if k != "HAS_BIAS"} | whole | {"TOPK": 16}
     one_oss = one | oss | {"TOPK": 4, "HAS_BIAS13": True, "HAS_BIAS2": True, "ACTIVATION": "swiglu"}
     prefill = {"WIDE": False, "R": 128, "W": 8}
-    short, long = (mx_config(group) for group in ("A8W4 short", "A8W4 long"))
+    groups = ("A8W4 short", "A8W4 long")
+    short, long = (mx_config(group) for group in groups)
+    shared, shared_long = (mx_config(group, "shared_prefill") for group in groups)
+    rows = {
+        "WIDE": False,
+        "X_STRIDE": 3584,
+        "A_STRIDE": 384,
+        "FORMAT": "e4m3",
+        "RULE": "epilogue",
+        "VIA_BF16": False,
+    }
     return {
         "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
         BF16, 1, 8),
@@ -118,12 +131,28 @@ def forms() -> dict[str, tuple]:
             stage2_mx_prefill, oss | prefill | {"A_STRIDE": 2944, "HAS_BIAS": True, "TILES": long.tiles, "T": long.n,
             "R": long.r2, "W": long.w2}, MX, long.w2, long.n,
         ),
+        "shared prefill stage 1": (
+            stage1_shared, STAGE1 | rows | {"T": shared.n} | shared.one.constants(), MX | {"a_scale_ptr": "u8"}, 8, 128,
+        ),
+        "shared prefill stage 2": (
+            stage2_shared, K3 | {"WIDE": False, "A_STRIDE": 384, "HAS_BIAS": False, "TILES": shared.tiles,
+            "KEPT": shared.kept, "T": shared.n} | shared.two.constants(), MX, 8, 128,
+        ),
+        "shared prefill stage 1, K 2880": (
+            stage1_shared, STAGE1 | rows | oss | {"X_STRIDE": 2944, "A_STRIDE": 2944, "HAS_BIAS": True,
+            "HAS_LIMIT": True, "ACTIVATION": "swiglu", "T": shared_long.n} | shared_long.one.constants(),
+            MX | {"a_scale_ptr": "u8"}, 8, 128,
+        ),
     }  # fmt: skip
 
 
 def descriptor_type(name: str, c: dict) -> str:
     """As the launcher names it; the boxes are those of ``fp8_launch``, with a number of ``whole_launch``."""
     both = 2 if c.get("LAYOUT") == "separated" and not name.endswith("2") else 1
+    if "DW" in c:  # shared_prefill_launch
+        box = [both, 8 // both, 8, 32] if name == "desc_w" else [both, 4 // both, 2, 32]
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
+        return f"tensordesc<i32{box},{layout!r}>"
     whole = name[-1].isdigit()
     w, swizzle = 2 if whole else c["W"], 128
     if name.startswith("desc_w"):
@@ -224,13 +253,15 @@ def stores_beside_products(ptx: str) -> int:
 
 def describe(name: str) -> dict:
     kernel, constants, types, warps, _ = forms()[name]
-    maxnreg = Ring(warps, 16, 3, 2).maxnreg if kernel in (stage1_fp8, stage2_fp8) else None
+    maxnreg = constants.pop("maxnreg", None)
+    if kernel in (stage1_fp8, stage2_fp8):
+        maxnreg = Ring(warps, 16, 3, 2).maxnreg
     if kernel in (stage1_mx_prefill, stage2_mx_prefill):
         config = mx_config("A8W4 long" if constants["H"] == 2880 else "A8W4 short")
         maxnreg = (config.regs1 if kernel is stage1_mx_prefill else config.regs2) or None
     compiled = build(kernel, constants, types, warps, maxnreg)
     instructions, labels = disassemble(compiled.asm["cubin"])
-    loop = inner_loop(instructions, labels, name.startswith("whole"))
+    loop = inner_loop(instructions, labels, name.startswith(("whole", "shared")))
     # A fence is written as loads that never happen: @!PT LDS RZ, [RZ].
     mix = Counter(opcode(i) for i in loop if not i.startswith("@!PT"))
     # Weights of one lane a matrix instruction: 16 x 16 over 32 lanes (HMMA), 16 rows x K over 32 lanes (wgmma).
