@@ -105,7 +105,12 @@ def forms() -> dict[str, tuple]:
         "fp8 stage 1, 16 columns": (stage1_fp8, STAGE1 | fp8 | pair | {"N": 16}, PAIR, 4, 16),
         "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True}, PAIR, 4, 8),
         "fp8 stage 2 A8W4": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "PARTS": 1}, FP8, 4, 8),
+        "fp8 stage 1 by row": (stage1_fp8, STAGE1 | fp8 | epilogue | {"BY_ROW": True, "N": 16}, PAIR, 4, 16),
+        "fp8 stage 2 by row, K 2880": (
+            stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "PARTS": 1, "BY_ROW": True, "N": 16}, PAIR, 4, 16,
+        ),
         "whole": (whole_layer, one, WHOLE, 8, 8),
+        "whole halves": (whole_layer, one | {"POOLED": True, "HALVES": True}, WHOLE, 8, 8),
         "whole gui": (whole_layer, one | {"LAYOUT": "gu_interleaved"}, WHOLE, 8, 8),
         "whole, K 2880": (whole_layer, one_oss, WHOLE, 8, 8),
         "prefill stage 1": (
@@ -167,6 +172,7 @@ def descriptor_type(name: str, c: dict) -> str:
 
 def build(kernel, constants: dict, types: dict, warps: int, maxnreg: int | None = None):
     names = kernel.arg_names
+    constants = {p.name: p.default for p in kernel.params if p.has_default} | constants
     signature, attrs = {}, {}
     for i, name in enumerate(names):
         if name in constants:

@@ -23,8 +23,16 @@ from sglang_aiter_moe.portable.triton.hopper.whole_copy import (
     SCALES,
     UNITS,
     WORDS,
+    pooled,
     produce,
-    token_range,
+    stage1_range,
+    stage2_range,
+    tokens_of,
+)
+from sglang_aiter_moe.portable.triton.hopper.whole_halves import (
+    half_blocks,
+    halves_step,
+    stage_halves,
 )
 from sglang_aiter_moe.portable.triton.hopper.whole_meeting import meet
 from sglang_aiter_moe.portable.triton.hopper.whole_parts import (
@@ -51,18 +59,27 @@ TOKENS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwi
 def _activate(
     acc, x_scale, m, first, hi, ids_ptr, bias_ptr, a_ptr, num_experts, limit, alpha, beta, linear_beta,
     I: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, TOPK: gl.constexpr,
+    HALVES: gl.constexpr,
 ):  # fmt: skip
-    """Four units' 16 columns each to ``a``."""
+    """Four units' (HALVES: two) 16 columns each to ``a``."""
     TILES: gl.constexpr = I // 16
+    PASS: gl.constexpr = UNITS // 2 if HALVES else UNITS
     OUT: gl.constexpr = gl.DistributedLinearLayout(
-        reg_bases=[], lane_bases=[[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], warp_bases=[[0, 8], [1, 0], [2, 0]],
-        block_bases=[], shape=[UNITS, 16],
+        reg_bases=[], lane_bases=[[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]],
+        warp_bases=[[0, 8], [1, 0], [0, 0] if HALVES else [2, 0]], block_bases=[], shape=[PASS, 16],
     )  # fmt: skip
-    total = inf_to_nan(gl.sum(join_parts(acc, COLUMNS, WARPS, 2), axis=1) * (x_scale * CODE_SCALE))
-    gate, up = gl.split(gl.permute(gl.reshape(total, (UNITS, 2, 2, 8)), (0, 1, 3, 2)))
-    gate = gl.convert_layout(gl.reshape(gate, (UNITS, 16)), OUT)
-    up = gl.convert_layout(gl.reshape(up, (UNITS, 16)), OUT)
-    unit = first + gl.arange(0, UNITS, layout=gl.SliceLayout(1, OUT))[:, None]
+    if HALVES:  # a warp's own half of K
+        row = gl.arange(0, 128, layout=gl.SliceLayout(1, ACC))
+        col = gl.arange(0, 8, layout=gl.SliceLayout(0, ACC))
+        acc = gl.where((col // 4)[None, :] == (row // 64)[:, None], acc, 0.0)
+    total = gl.sum(join_parts(acc, COLUMNS, WARPS, 2), axis=1) * (x_scale * CODE_SCALE)
+    if HALVES:
+        total = gl.sum(gl.reshape(total, (2, 64)), axis=0)
+    total = inf_to_nan(total)
+    gate, up = gl.split(gl.permute(gl.reshape(total, (PASS, 2, 2, 8)), (0, 1, 3, 2)))
+    gate = gl.convert_layout(gl.reshape(gate, (PASS, 16)), OUT)
+    up = gl.convert_layout(gl.reshape(up, (PASS, 16)), OUT)
+    unit = first + gl.arange(0, PASS, layout=gl.SliceLayout(1, OUT))[:, None]
     ok = unit < hi
     pair = m * TOPK + unit // TILES
     column = unit % TILES * 16 + gl.arange(0, 16, layout=gl.SliceLayout(0, OUT))[None, :]
@@ -107,12 +124,15 @@ def _consume(
     stride_out, M, num_experts, limit, alpha, beta, linear_beta,
     H: gl.constexpr, I: gl.constexpr, LAYOUT: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_BIAS13: gl.constexpr, HAS_BIAS2: gl.constexpr, TOPK: gl.constexpr, SB: gl.constexpr, SLOTS: gl.constexpr,
+    POOLED: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
     TILES: gl.constexpr = I // 16
     GROUPS: gl.constexpr = (TOPK + 3) // 4
     T: gl.constexpr = 4 * (1 << (GROUPS - 1).bit_length())
-    STEPS1: gl.constexpr = ring_steps(H // 32, SB)
+    HALF: gl.constexpr = half_blocks(H // 32)
+    PASS: gl.constexpr = UNITS // 2 if HALVES else UNITS
+    STEPS1: gl.constexpr = ring_steps(HALF if HALVES else H // 32, SB)
     STEPS2: gl.constexpr = ring_steps(I // 32, SB)
     CHUNKS: gl.constexpr = (I + 511) // 512
     words_of = view(words, words.dtype, [SLOTS, 1, 2 * UNITS, 2 * SB, 128], WORDS)
@@ -126,13 +146,38 @@ def _consume(
     columns = gl.allocate_shared_memory(gl.float8e4nv, SPACE, TOKENS)
     as_it_lies = view(columns, gl.uint8, SPACE, gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0]))
     clear(as_it_lies)
-    for m in range(M):
+    lo1, hi1 = pooled(M * (TOPK * TILES), gl.program_id(0))
+    from1, to1 = tokens_of(lo1, hi1, TOPK * TILES, M, POOLED)
+    for m in range(from1, to1):
         barrier()  # everybody is done with the last token
-        x_scale = stage_token(x_ptr + m * H, as_it_lies, H)
-        lo, hi = token_range(TOPK * TILES, m)
-        for first in range(lo, hi, UNITS):
+        if HALVES:
+            x_scale = stage_halves(x_ptr + m * H, as_it_lies, H, HALF)
+        else:
+            x_scale = stage_token(x_ptr + m * H, as_it_lies, H)
+        lo, hi = stage1_range(lo1, hi1, TOPK * TILES, m, POOLED)
+        for first in range(lo, hi, PASS):
             acc = gl.zeros([128, 8], gl.float32, layout=ACC)
-            if STEPS1 == 1:  # a loop of one step does not build in Triton 3.6
+            if HALVES:
+                # In whole steps, but for eight blocks at the end that a half may have.
+                if HALF // SB == 1:  # a loop of one step does not build in Triton 3.6
+                    acc = halves_step(
+                        acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
+                        columns, first, 0, TILES, H // 32, LAYOUT, SB, SB // 4,
+                    )  # fmt: skip
+                    slot, phase = next_slot(slot, phase, SLOTS)
+                for step in range(HALF // SB if HALF // SB > 1 else 0):
+                    acc = halves_step(
+                        acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
+                        columns, first, step, TILES, H // 32, LAYOUT, SB, SB // 4,
+                    )  # fmt: skip
+                    slot, phase = next_slot(slot, phase, SLOTS)
+                if HALF % SB != 0:
+                    acc = halves_step(
+                        acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
+                        columns, first, HALF // SB, TILES, H // 32, LAYOUT, SB, SB // 8,
+                    )  # fmt: skip
+                    slot, phase = next_slot(slot, phase, SLOTS)
+            elif STEPS1 == 1:  # a loop of one step does not build in Triton 3.6
                 acc = token_step(
                     acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
                     columns, first, 0, TILES, H // 32, LAYOUT, SB,
@@ -147,14 +192,16 @@ def _consume(
                     slot, phase = next_slot(slot, phase, SLOTS)
             _activate(
                 acc, x_scale, m, first, hi, ids_ptr, bias13_ptr, a_ptr, num_experts, limit, alpha, beta, linear_beta,
-                I, ACTIVATION, HAS_LIMIT, HAS_BIAS13, TOPK,
+                I, ACTIVATION, HAS_LIMIT, HAS_BIAS13, TOPK, HALVES,
             )  # fmt: skip
     OF_TOKEN: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 4], [1, 32], [4, 2], [1, 0]))
     t = gl.arange(0, T, layout=OF_TOKEN)
-    e = gl.load(
-        ids_ptr + t, mask=t < TOPK, other=-1
-    )  # of the first token: before the meeting, which takes time
-    weight = gl.load(weights_ptr + t, mask=t < TOPK, other=0.0)
+    lo2, hi2 = pooled(M * (H // 32), gl.num_programs(0) - 1 - gl.program_id(0))
+    from2, to2 = tokens_of(lo2, hi2, H // 32, M, POOLED)
+    # Of the first token: before the meeting, which takes time.
+    at_first = gl.minimum(from2, M - 1) * TOPK + t if POOLED else t
+    e = gl.load(ids_ptr + at_first, mask=t < TOPK, other=-1)
+    weight = gl.load(weights_ptr + at_first, mask=t < TOPK, other=0.0)
     meet(state_ptr, before)
 
     WIDE: gl.constexpr = 1 << (CHUNKS - 1).bit_length()
@@ -166,8 +213,9 @@ def _consume(
     by_group = view(pairs, pairs.dtype, [QUADS * (T // 4), 8, 128], TOKENS)
     first_unit = gl.num_programs(0) - 1 - gl.program_id(0)
     units = gl.maximum(H // 32 - first_unit + gl.num_programs(0) - 1, 0) // gl.num_programs(0)
-    left = M * units * (GROUPS * STEPS2)  # slots of the ring still to come, this one included
-    for m in range(M):
+    # Slots of the ring still to come, this one included.
+    left = (hi2 - lo2 if POOLED else M * units) * (GROUPS * STEPS2)
+    for m in range(from2, to2):
         here = (e >= 0) & (e < num_experts)
         barrier()  # everybody is done with the last token
         if T * WIDE <= KEPT:
@@ -183,7 +231,8 @@ def _consume(
         following = gl.minimum(m + 1, M - 1) * TOPK + t
         e = gl.load(ids_ptr + following, mask=t < TOPK, other=-1)
         weight = gl.load(weights_ptr + following, mask=t < TOPK, other=0.0)
-        for unit in range(first_unit, H // 32, gl.num_programs(0)):
+        from_unit, end_unit, by = stage2_range(lo2, hi2, H // 32, m, POOLED)
+        for unit in range(from_unit, end_unit, by):
             total = gl.zeros([128, 8], gl.float32, layout=ACC)
             if GROUPS == 1:
                 total, slot, phase, left = _slots(
@@ -261,6 +310,8 @@ def whole_layer(
     TOPK: gl.constexpr,
     SB: gl.constexpr,  # K blocks of a slot
     SLOTS: gl.constexpr,
+    POOLED: gl.constexpr = False,  # units of all tokens divided together, so that most programs have one token
+    HALVES: gl.constexpr = False,  # see whole_halves
 ):
     APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
     words = gl.allocate_shared_memory(gl.uint8, [SLOTS * UNITS, 1, 2, 2 * SB, 128], WORDS)
@@ -278,11 +329,11 @@ def whole_layer(
             (_consume, (
                 words, scales, full, empty, x_ptr, ids_ptr, weights_ptr, bias13_ptr, bias2_ptr, a_ptr, state_ptr,
                 out_ptr, stride_out, M, num_experts, limit, alpha, beta, linear_beta, H, I, LAYOUT, ACTIVATION,
-                HAS_LIMIT, HAS_BIAS13, HAS_BIAS2, TOPK, SB, SLOTS,
+                HAS_LIMIT, HAS_BIAS13, HAS_BIAS2, TOPK, SB, SLOTS, POOLED, HALVES,
             )),
             (produce, (
                 desc_w1, desc_s1, desc_w2, desc_s2, words, scales, full, empty, known, ids_ptr, M, num_experts, H, I,
-                LAYOUT, TOPK, SB, SLOTS,
+                LAYOUT, TOPK, SB, SLOTS, POOLED, HALVES,
             )),
         ],
         [1],

@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from sglang_aiter_moe.portable.triton.hopper.ring import bulk_copy, next_slot, ring_steps
+from sglang_aiter_moe.portable.triton.hopper.whole_halves import half_blocks
 from sglang_aiter_moe.portable.triton.hopper.whole_parts import view
 
 UNITS = gl.constexpr(4)
@@ -26,6 +27,43 @@ def token_range(units, m):
 
 
 @gluon.jit
+def pooled(total, p):
+    """Part ``p`` of all tokens' units together: first and end."""
+    n = gl.num_programs(0)
+    each = total // n
+    rest = total % n
+    lo = p * each + gl.minimum(p, rest)
+    return lo, lo + each + (p < rest).to(gl.int32)
+
+
+@gluon.jit
+def tokens_of(lo, hi, units, M, POOLED: gl.constexpr):
+    """First token and end of what ``pooled`` gave; all of them where each token is divided."""
+    if POOLED:
+        return lo // units, (hi + units - 1) // units
+    else:
+        return 0, M
+
+
+@gluon.jit
+def stage1_range(lo, hi, units, m, POOLED: gl.constexpr):
+    """This program's units of token ``m``."""
+    if POOLED:
+        return gl.maximum(lo - m * units, 0), gl.minimum(hi - m * units, units)
+    else:
+        return token_range(units, m)
+
+
+@gluon.jit
+def stage2_range(lo, hi, units, m, POOLED: gl.constexpr):
+    """This program's units of token ``m``: first, end, step."""
+    if POOLED:
+        return gl.maximum(lo - m * units, 0), gl.minimum(hi - m * units, units), 1
+    else:
+        return gl.num_programs(0) - 1 - gl.program_id(0), units, gl.num_programs(0)
+
+
+@gluon.jit
 def _expert(ids_ptr, pair, num_experts):
     """Of a pair; 0 where it has none (what it yields is left out later)."""
     e = gl.load(ids_ptr + pair)
@@ -40,22 +78,27 @@ def _expect(bar, units, BYTES: gl.constexpr):
 
 
 @gluon.jit
-def _copy_unit(desc_w, desc_s, words, scales, bar, outer, tile, group, step, ok, SB: gl.constexpr):
-    bulk_copy(desc_w, [outer, tile, step * (2 * SB), 0], bar, words, pred=ok)
-    bulk_copy(desc_s, [outer, group, step * (SB // 2), 0], bar, scales, pred=ok)
+def _copy_unit(
+    desc_w, desc_s, words, scales, bar, outer, tile, group, step, ok, SB: gl.constexpr, BLOCK: gl.constexpr = 0
+):  # fmt: skip
+    """``step`` slots after K block BLOCK."""
+    bulk_copy(desc_w, [outer, tile, step * (2 * SB) + 2 * BLOCK, 0], bar, words, pred=ok)
+    bulk_copy(desc_s, [outer, group, step * (SB // 2) + BLOCK // 2, 0], bar, scales, pred=ok)
 
 
 @gluon.jit
 def produce(
     desc_w1, desc_s1, desc_w2, desc_s2, words, scales, full, empty, known, ids_ptr, M, num_experts,
     H: gl.constexpr, I: gl.constexpr, LAYOUT: gl.constexpr, TOPK: gl.constexpr, SB: gl.constexpr,
-    SLOTS: gl.constexpr,
+    SLOTS: gl.constexpr, POOLED: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """One warp: what ``_consume`` will ask for, in its order, as slots become free."""
     APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
     TILES: gl.constexpr = I // 16
     GROUPS: gl.constexpr = (TOPK + 3) // 4
-    STEPS1: gl.constexpr = ring_steps(H // 32, SB)
+    HALF: gl.constexpr = half_blocks(H // 32)
+    STEPS1: gl.constexpr = ring_steps(HALF if HALVES else H // 32, SB)
+    PASS: gl.constexpr = UNITS // 2 if HALVES else UNITS
     STEPS2: gl.constexpr = ring_steps(I // 32, SB)
     BYTES: gl.constexpr = 2 * SB * 256 + SB * 32
     BYTES1: gl.constexpr = BYTES + (APART - 1) * (SB * 32)
@@ -66,16 +109,28 @@ def produce(
     # Copies of what lies outside, all zeros: the descriptors are fetched while the experts are.
     mbarrier.expect(known, BYTES1 + BYTES)
     _copy_unit(
-        desc_w1, desc_s1, words1.index(0), scales1.index(0), known, 0, 0, 0, STEPS1 + 8, True, SB
+        desc_w1,
+        desc_s1,
+        words1.index(0),
+        scales1.index(0),
+        known,
+        0,
+        0,
+        0,
+        ring_steps(H // 32, SB) + 8,
+        True,
+        SB,
     )
     _copy_unit(
         desc_w2, desc_s2, words2.index(1), scales2.index(2), known, 0, 0, 0, STEPS2 + 8, True, SB
     )
     slot = 0
     phase = 1
-    for m in range(M):
-        lo, hi = token_range(TOPK * TILES, m)
-        for first in range(lo, hi, UNITS):
+    lo1, hi1 = pooled(M * (TOPK * TILES), gl.program_id(0))
+    from1, to1 = tokens_of(lo1, hi1, TOPK * TILES, M, POOLED)
+    for m in range(from1, to1):
+        lo, hi = stage1_range(lo1, hi1, TOPK * TILES, m, POOLED)
+        for first in range(lo, hi, PASS):
             e0 = _expert(ids_ptr, m * TOPK + first // TILES, num_experts) * APART
             e1 = (
                 _expert(ids_ptr, m * TOPK + gl.minimum(first + 1, hi - 1) // TILES, num_experts)
@@ -93,20 +148,24 @@ def produce(
             for step in range(STEPS1):
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)
-                _expect(bar, gl.minimum(hi - first, UNITS), BYTES1)
+                _expect(bar, gl.minimum(hi - first, PASS) * (UNITS // PASS), BYTES1)
                 for u in gl.static_range(UNITS):
-                    tile = (first + u) % TILES
+                    tile = (first + u % PASS) % TILES
                     _copy_unit(
                         desc_w1, desc_s1, words1.index(slot * UNITS + u), scales1.index(slot * UNITS + u), bar,
-                        (e0, e1, e2, e3)[u], tile if APART == 2 else tile * 2, tile // APART, step, first + u < hi, SB,
+                        (e0, e1, e2, e3)[u % PASS], tile if APART == 2 else tile * 2, tile // APART, step,
+                        first + u % PASS < hi, SB, u // PASS * HALF,
                     )  # fmt: skip
                 slot, phase = next_slot(slot, phase, SLOTS)
     # All of w13 first: what others still wait for should not share the bandwidth with w2, which nobody needs yet.
     wrapped = (slot == 0).to(gl.int32)
     last = slot - 1 + wrapped * SLOTS
     mbarrier.wait(full.index(last), phase ^ wrapped ^ 1, pred=(slot != 0) | (phase == 0))
-    for m in range(M):
-        for unit in range(gl.num_programs(0) - 1 - gl.program_id(0), H // 32, gl.num_programs(0)):
+    lo2, hi2 = pooled(M * (H // 32), gl.num_programs(0) - 1 - gl.program_id(0))
+    from2, to2 = tokens_of(lo2, hi2, H // 32, M, POOLED)
+    for m in range(from2, to2):
+        first_unit, end_unit, by = stage2_range(lo2, hi2, H // 32, m, POOLED)
+        for unit in range(first_unit, end_unit, by):
             for group in range(GROUPS):
                 slot, phase = _copy_slots(
                     desc_w2, desc_s2, words2, scales2, full, empty, slot, phase, ids_ptr + m * TOPK, group, unit,

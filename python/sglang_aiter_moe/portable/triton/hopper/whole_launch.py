@@ -39,6 +39,8 @@ class WholeConfig:
 
     slots: int = 3
     most_tokens: int = 2
+    pooled: bool = False
+    halves: bool = False
 
 
 def fitting_slots(hidden: int, inter: int, topk: int, apart: bool) -> int:
@@ -118,5 +120,6 @@ def run_whole(
         r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
         H=H, I=I, LAYOUT=r.w13_layout, ACTIVATION=r.activation, HAS_LIMIT=r.limit is not None,
         HAS_BIAS13=r.bias13 is not None, HAS_BIAS2=r.bias2 is not None, TOPK=topk, SB=BLOCKS,
-        SLOTS=min(config.slots, fitting_slots(H, I, topk, both == 2)), num_warps=8, launch_cooperative_grid=True,
+        SLOTS=min(config.slots, fitting_slots(H, I, topk, both == 2)), POOLED=config.pooled or config.halves,
+        HALVES=config.halves, num_warps=8, launch_cooperative_grid=True,
     )  # fmt: skip

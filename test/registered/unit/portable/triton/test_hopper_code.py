@@ -30,8 +30,10 @@ FP8 = {
     "fp8 stage 1, 16 columns": 2.4,
     "fp8 stage 2, K 2880": 2.2,
     "fp8 stage 2 A8W4": 2.4,
+    "fp8 stage 1 by row": 2.4,
+    "fp8 stage 2 by row, K 2880": 2.4,
 }
-WHOLE = {"whole": 1.8, "whole gui": 1.8, "whole, K 2880": 1.8}
+WHOLE = {"whole": 1.8, "whole gui": 1.8, "whole, K 2880": 1.8, "whole halves": 1.9}
 PREFILL = {"prefill stage 1": 2.6, "prefill stage 2": 4.2, "prefill stage 2, K 2880": 4.5}
 MX_PREFILL = {
     "fp8 prefill stage 1": 3.5,
@@ -71,19 +73,25 @@ def test_fp8_loop_only_reads_its_slots(results, name):
     assert not [op for op in ("STS", "STSM", "SHFL", "LDGSTS") if op in row["mix"]], row
     assert row["mix"]["LDSM"] == 8 and row["mix"]["QGMMA"] == 16 and row["mix"]["BAR"] <= 3, row
     scaled = name.endswith("A8W4")
-    assert bool(row["mix"].get("LDG")) == scaled and row["spills"] == 0, row
+    # Triton after 3.6 spills where 16 rows are staged, outside the loop.
+    most = 16 if "by row, K 2880" in name and not table.fragments_stay_in_registers() else 0
+    assert bool(row["mix"].get("LDG")) == scaled and row["spills"] <= most, row
     assert row["instructions_per_weight"] <= FP8[name], row
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_one_launch_reads_its_slots_and_keeps_blocks_apart(results, name):
-    """Stage 1's loop: one multiply-add for 16 weights of a lane (four elsewhere), its scales by one word a lane and
-    eight blocks; as many products as it takes in flight."""
+    """Stage 1's loop: one multiply-add for 16 weights of a lane (four elsewhere, two with halves of K side by side),
+    its scales by one word a lane and eight blocks; as many products as it takes in flight."""
     row = results[name]
     assert not [op for op in ("STS", "STSM", "SHFL", "LDGSTS", "LDG") if op in row["mix"]], row
-    assert row["mix"]["LDSM"] == 8 and row["mix"]["QGMMA"] == 16 and row["mix"]["FFMA"] == 16, row
+    words = 2 if name == "whole halves" else 1
+    assert row["mix"]["LDSM"] == 8 and row["mix"]["QGMMA"] == 16, row
+    assert row["mix"]["FFMA"] == 16 * words, row
     barriers = 3 if table.fragments_stay_in_registers() else 5  # Triton after 3.6 adds some
-    assert row["mix"]["LDS"] <= 4 and row["mix"]["BAR"] <= barriers and row["spills"] == 0, row
+    assert (
+        row["mix"]["LDS"] <= 4 * words and row["mix"]["BAR"] <= barriers and row["spills"] == 0
+    ), row
     assert row["instructions_per_weight"] <= WHOLE[name] and row["shared"] <= 227 << 10, row
 
 
