@@ -267,7 +267,9 @@ def ring_step(
             acc = ring_pair(acc, v, s0, smem, cols, q, mask, P0, QUADS >= 2, N, W, COL_SCALES, LO)
             if QUADS > 2:
                 v = load_words(words.slice(16, 16, dim=2), W, BH)
-                acc = ring_pair(acc, v, s1, smem, cols, q + 2, mask, P1, QUADS >= 4, N, W, COL_SCALES, LO)
+                acc = ring_pair(
+                    acc, v, s1, smem, cols, q + 2, mask, P1, QUADS >= 4, N, W, COL_SCALES, LO
+                )
         # What was read must have arrived before the next copy may overwrite it.
         fence_async_shared()
         mbarrier.arrive(empty, count=1)

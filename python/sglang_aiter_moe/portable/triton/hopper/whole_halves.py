@@ -38,8 +38,8 @@ def half_blocks(blocks):
 
 @gluon.constexpr_function
 def half_padding(blocks, per_step, quad, v):
-    """Bit ``2 h + i``: in the step ``half_last``, block ``i`` of chain ``v`` of this quad of half ``h`` lies in the padding
-    of its scale row, whose bytes may be anything. What lies past that is outside of what bulk copies see, and 0."""
+    """Bit ``2 h + i``: in the step ``half_last``, block ``i`` of chain ``v`` of this quad of half ``h`` lies in the
+    padding of its scale row, whose bytes may be anything. What lies past that bulk copies do not see: it is 0."""
     half = (blocks + 15) // 16 * 8
     h = 1 if blocks > half else 0
     left = blocks - h * half
