@@ -36,12 +36,14 @@ S = SharedPrefillConfig
 KEPT = {"tiles": 7, "kept": True}
 CANDIDATES = {
     "short": [
-        WholeConfig(3), WholeConfig(4), WholeConfig(5),
+        WholeConfig(3, most_tokens=1), WholeConfig(3, halves=True), WholeConfig(4, halves=True),
         TokenConfig(32, 4, 7, 16, 1, 2, 8), TokenConfig(16, 4, 7, 16, 1, 2, 8), TokenConfig(32, 2, 2, 16, 1, 2, 4),
         TokenConfig(32, 1, 4, 16, 1, 2, 4), ListConfig(32, 1, 4, 32, 4, 3), ListConfig(32, 1, 1, 32, 4, 3),
         Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 3)), Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 4, 3)),
         Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 3)), Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 5, 2)),
         Fp8Config(16, R(8, 8, 3, 2), R(4, 16, 3, 3)),
+        Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 3), 1024, by_row=True),
+        Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 3), 1024, by_row=True),
         PrefillConfig(8, tiles=4, regs1=64, regs2=64), PrefillConfig(16, tiles=4, regs1=64, regs2=64),
         PrefillConfig(32, tiles=7, regs1=80, regs2=80), PrefillConfig(64, tiles=7, regs1=128, regs2=128),
         PrefillConfig(96, tiles=7, regs1=128, regs2=128), PrefillConfig(160, tiles=7),
@@ -50,11 +52,13 @@ CANDIDATES = {
         S(96, Rings(5, 5, 4), Rings(6, 4, 4), **KEPT), S(160, Rings(4, 4, 4, steps=2), Rings(6, 3, 4), **KEPT),
     ],
     "long": [
-        WholeConfig(3), WholeConfig(4), WholeConfig(5),
+        WholeConfig(3, most_tokens=1), WholeConfig(3, halves=True), WholeConfig(4, halves=True),
         TokenConfig(32, 4, 6, 16, 4, 5, 16), TokenConfig(16, 4, 6, 16, 4, 5, 16), TokenConfig(32, 2, 2, 32, 2, 2, 8),
         ListConfig(32, 1, 1, 32, 1, 2), ListConfig(32, 1, 2, 32, 1, 2),
         Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 2, 3)), Fp8Config(8, R(4, 16, 5, 2), R(4, 16, 2, 3)),
         Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 2)), Fp8Config(16, R(8, 8, 3, 2), R(8, 8, 3, 2)),
+        Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 2), 1024, by_row=True),
+        Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 2), 1024, by_row=True),
         PrefillConfig(16, regs1=64, regs2=64), PrefillConfig(32, regs1=80, regs2=80),
         PrefillConfig(64, regs1=128, regs2=128), PrefillConfig(96, regs1=128, regs2=128), PrefillConfig(160),
         PrefillConfig(128, r1=256, r2=256),
@@ -90,7 +94,10 @@ def right(layer: Layer, mode: str) -> list:
     request = layer.request(mode)
     found = CANDIDATES[table.group(request).split()[1]]
     found = [
-        c for c in found if table.FORMS[form_of(c)][1](request, layer.packed[2], layer.packed[3])
+        c
+        for c in found
+        if table.FORMS[form_of(c)][1](request, layer.packed[2], layer.packed[3])
+        and (mode == "A8W4" or not getattr(c, "by_row", False))
     ]
     for tokens in (3, 40):
         inputs = layer.inputs(tokens, 11)
@@ -127,6 +134,8 @@ def tune(layer: Layer, mode: str, tokens: tuple[int, ...]) -> list[dict]:
         for config in candidates:
             least, most = PLAUSIBLE[form_of(config)]
             if mode == "A16W4" and not least <= count <= most:
+                continue
+            if count > getattr(config, "most_tokens", count):
                 continue
             runner = table.FORMS[form_of(config)][2]
             calls = [

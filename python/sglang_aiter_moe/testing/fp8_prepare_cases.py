@@ -11,6 +11,8 @@ import sys
 import torch
 import triton
 
+from sglang_aiter_moe.numerics.e8m0 import decode_e8m0
+from sglang_aiter_moe.numerics.mxfp8 import quantize_mxfp8
 from sglang_aiter_moe.portable.triton.hopper.prepare import combine_hopper, prepare_fp8
 from sglang_aiter_moe.testing.prefill_prepare_cases import CASES
 
@@ -43,6 +45,41 @@ def routing(
     return ids, wanted
 
 
+def in_order(x8: torch.Tensor) -> torch.Tensor:
+    """A row's blocks of [16 even][16 odd] columns to columns."""
+    return x8.unflatten(1, (-1, 2, 16)).transpose(2, 3).flatten(1)
+
+
+def by_row(spread: float) -> dict:
+    """MXFP8 values coded again with one scale a row; ``spread``: powers of two between the blocks of a row."""
+    M = 5
+    x = torch.randn(M, HIDDEN, generator=torch.Generator().manual_seed(3))
+    x = (x * torch.exp2(-spread * torch.arange(HIDDEN) // 32)).bfloat16()
+    x[3], x[4, 40] = 0, float("nan")
+    x8, scale = torch.full((M, STRIDE), 255, dtype=torch.uint8), torch.zeros(M)
+    ids, mask = torch.zeros(M, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    listed, starts, counter = (torch.zeros(n, dtype=torch.int32) for n in (M, M, 2))
+    prepare_fp8[(1 + M,)](
+        x, x8, scale, ids, mask, mask, listed, starts, counter, M, 1, 1, 1,
+        H=HIDDEN, X_STRIDE=STRIDE, PARTS=1, RULE="roundup", HAS_MASK=False, HAS_TOKENS=False, PDL=False, T=8,
+        BLOCK=32, WIDTH=STRIDE, BY_ROW=True,
+    )  # fmt: skip
+    value = in_order(x8.view(torch.float8_e4m3fn).float()) * scale[:, None]
+    codes, scales = quantize_mxfp8(x)
+    wanted = codes.float() * decode_e8m0(scales).repeat_interleave(32, 1)
+    wanted = torch.nn.functional.pad(wanted, (0, STRIDE - HIDDEN))
+    error = (value - wanted).abs()[:4]
+    largest = wanted[:4].abs().amax(1, keepdim=True)
+    exact = error[(wanted[:4].abs() >= largest * 2.0**-13)]
+    return {
+        "case": f"by-row-{spread:g}",
+        "exact": not exact.any().item(),
+        "small": bool((error <= largest * 2.0**-17).all()),
+        "lossless": not error.any().item(),
+        "nan": bool(value[4, 32:64].isnan().all()) and not value[:4].isnan().any().item(),
+    }
+
+
 def run(name: str, T: int) -> dict:
     case = CASES[name]
     ids, wanted = routing(**case)
@@ -59,6 +96,7 @@ def run(name: str, T: int) -> dict:
     prepare_fp8[(triton.cdiv(pairs, 32) + M,)](
         x, x8, scale, ids, mask_t, tokens, listed, starts, counter, M, topk, groups, E,
         H=HIDDEN, X_STRIDE=STRIDE, PARTS=2, RULE="none", **flags, T=T, BLOCK=32, WIDTH=STRIDE,
+        BY_ROW=True,
     )  # fmt: skip
     used = starts[: int(counter[0])].tolist()
     found: dict[int, list[int]] = {}
@@ -68,7 +106,7 @@ def run(name: str, T: int) -> dict:
         found.setdefault(e, []).extend(listed[start:end].tolist())
     parts = x8.view(torch.float8_e4m3fn).float()
     value = (parts[:, 0] + parts[:, 1] / 16) * scale[:, None]
-    value = value.unflatten(1, (-1, 2, 16)).transpose(2, 3).flatten(1)
+    value = in_order(value)
     wide = torch.nn.functional.pad(x.float(), (0, STRIDE - HIDDEN))
     many = torch.full(
         (601,), 3, dtype=torch.int32
@@ -96,6 +134,8 @@ def main() -> None:
     for name in CASES:
         for rows in (4, 8):
             print(json.dumps(run(name, rows)), flush=True)
+    for spread in (0.5, 4):
+        print(json.dumps(by_row(spread)), flush=True)
 
 
 if __name__ == "__main__":

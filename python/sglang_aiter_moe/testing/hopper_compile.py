@@ -73,10 +73,11 @@ def forms() -> dict[str, tuple]:
     )
     stage2 = K3 | bf16 | {"I_USED": 384, "A_STRIDE": 384, "HAS_BIAS": False, "G": 4, "U": 1}
     oss = {"H": 2880, "I": 2880}
-    fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4, "SB": 16, "SLOTS": 3}
+    fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4, "SB": 16, "SLOTS": 3, "BY_ROW": True}
+    blocks = {"PARTS": 1, "BY_ROW": False}
     pair = {"RULE": "none", "VIA_BF16": False, "QUADS2": 3}
-    epilogue = {"RULE": "epilogue", "VIA_BF16": False, "QUADS2": 3, "PARTS": 1}
-    whole = {"HAS_BIAS13": False, "HAS_BIAS2": False, "SB": 16, "SLOTS": 5}
+    epilogue = {"RULE": "epilogue", "VIA_BF16": False, "QUADS2": 3}
+    whole = {"HAS_BIAS13": False, "HAS_BIAS2": False, "SB": 16, "SLOTS": 5, "HALVES": False}
     one = {k: v for k, v in STAGE1.items() if k != "HAS_BIAS"} | whole | {"TOPK": 16}
     one_oss = one | oss | {"TOPK": 4, "HAS_BIAS13": True, "HAS_BIAS2": True, "ACTIVATION": "swiglu"}
     prefill = {"WIDE": False, "R": 128, "W": 8}
@@ -101,16 +102,16 @@ def forms() -> dict[str, tuple]:
         ),
         "fp8 stage 1": (stage1_fp8, STAGE1 | fp8 | pair, PAIR, 4, 8),
         "fp8 stage 1 gui": (stage1_fp8, STAGE1 | fp8 | pair | {"LAYOUT": "gu_interleaved"}, PAIR, 4, 8),
-        "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | epilogue, FP8, 4, 8),
+        "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | epilogue | blocks, FP8, 4, 8),
         "fp8 stage 1, 16 columns": (stage1_fp8, STAGE1 | fp8 | pair | {"N": 16}, PAIR, 4, 16),
         "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True}, PAIR, 4, 8),
-        "fp8 stage 2 A8W4": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "PARTS": 1}, FP8, 4, 8),
-        "fp8 stage 1 by row": (stage1_fp8, STAGE1 | fp8 | epilogue | {"BY_ROW": True, "N": 16}, PAIR, 4, 16),
+        "fp8 stage 2 A8W4": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True} | blocks, FP8, 4, 8),
+        "fp8 stage 1 by row": (stage1_fp8, STAGE1 | fp8 | epilogue | {"PARTS": 1, "N": 16}, PAIR, 4, 16),
         "fp8 stage 2 by row, K 2880": (
-            stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "PARTS": 1, "BY_ROW": True, "N": 16}, PAIR, 4, 16,
+            stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "PARTS": 1, "N": 16}, PAIR, 4, 16,
         ),
         "whole": (whole_layer, one, WHOLE, 8, 8),
-        "whole halves": (whole_layer, one | {"POOLED": True, "HALVES": True}, WHOLE, 8, 8),
+        "whole halves": (whole_layer, one | {"HALVES": True}, WHOLE, 8, 8),
         "whole gui": (whole_layer, one | {"LAYOUT": "gu_interleaved"}, WHOLE, 8, 8),
         "whole, K 2880": (whole_layer, one_oss, WHOLE, 8, 8),
         "prefill stage 1": (
@@ -172,7 +173,6 @@ def descriptor_type(name: str, c: dict) -> str:
 
 def build(kernel, constants: dict, types: dict, warps: int, maxnreg: int | None = None):
     names = kernel.arg_names
-    constants = {p.name: p.default for p in kernel.params if p.has_default} | constants
     signature, attrs = {}, {}
     for i, name in enumerate(names):
         if name in constants:

@@ -14,7 +14,7 @@ import torch
 
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=60, suite="base-a-test-cpu")
+register_cpu_ci(est_time=85, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
@@ -43,6 +43,8 @@ EXECUTED = [
     "fp8/A8W4/oss-gui",
     "fp8-8-warps/A16W4/oss-gui",
     "fp8-8-warps/A8W4/oss-like",
+    "fp8-row/A8W4/k3-like",
+    "fp8-row-8/A8W4/oss-like",
     "prefill/A16W4/k3-like",
     "prefill/A16W4/oss-gui",
     "prefill/A8W4/oss-like",
@@ -50,6 +52,8 @@ EXECUTED = [
     "prefill-256-rows/A16W4/silu",
     "whole/A16W4/oss-gui",
     "whole-2-slots/A16W4/silu",
+    "whole-halves/A16W4/oss-like",
+    "whole-halves/A16W4/oss-gui",
     "mx_prefill/A8W4/oss-gui",
     "mx_prefill/A4W4/k3-like",
     "mx_prefill-4-warps/A8W4/gui",

@@ -17,7 +17,9 @@ that a word is loaded once and all of it is used.
 columns, ``hi`` and 16 times the rest, ``lo``, with a power
 of two a row that puts
 its largest magnitude in [128, 256). The pair holds every x above 2**-13 of the row's largest exactly, and all others to
-2**-22 of it. (A8W4: one column, as AITER quantised it.) The tensor cores are idle in decode, so columns are free.
+2**-22 of it. A8W4: one column, as AITER quantised it, or (BY_ROW) its values coded again with one scale a row: exact
+above 2**-13 of the row's largest, others to 2**-17 of it; the loop then has no scales of columns. The tensor cores are
+idle in decode, so columns are free.
 """
 
 from triton.experimental import gluon
@@ -139,20 +141,17 @@ def scale_f32(word, mask, ODD: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def stage_columns(
-    x_ptr, row, ok, smem, QUADS: gl.constexpr, N: gl.constexpr, W: gl.constexpr, FIRST: gl.constexpr = 0
-):  # fmt: skip
+def stage_columns(x_ptr, row, ok, smem, QUADS: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
     """Starts the copy of columns ``[N]`` (rows ``row`` of ``x_ptr [.., QUADS * 128]``) to ``smem [QUADS, N, 128]``.
 
-    From quad FIRST on, which 4 divides. Masked ones are left as they are. Four quads a copy where they divide: Triton
-    puts a barrier between two copies.
+    Masked ones are left as they are. Four quads a copy where they divide: Triton puts a barrier between two copies.
     """
     L: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [W, 1], [1, 0])
     C: gl.constexpr = 4 if QUADS % 4 == 0 else 1
     if REINTERPRET_IS_PUBLIC:
-        chunks = smem.reinterpret(smem.dtype, [(FIRST + QUADS) // C, C * N, 128], smem.layout)
+        chunks = smem.reinterpret(smem.dtype, [QUADS // C, C * N, 128], smem.layout)
     else:
-        chunks = smem._reinterpret(smem.dtype, [(FIRST + QUADS) // C, C * N, 128], smem.layout)
+        chunks = smem._reinterpret(smem.dtype, [QUADS // C, C * N, 128], smem.layout)
     COLS: gl.constexpr = gl.SliceLayout(1, L)
     c = gl.convert_layout(_repeated(row, C, N, W), COLS)
     m = gl.convert_layout(_repeated(ok.to(gl.int32), C, N, W), COLS) != 0
@@ -161,7 +160,7 @@ def stage_columns(
     at = x_ptr + (c * (QUADS * 128) + quad * 128)[:, None] + k[None, :]
     mask = m[:, None] & (k >= 0)[None, :]
     for q in gl.static_range(QUADS // C):
-        async_load(chunks.index(FIRST // C + q), at + q * (C * 128), mask=mask)
+        async_load(chunks.index(q), at + q * (C * 128), mask=mask)
     async_copy.commit_group()
 
 
@@ -181,22 +180,19 @@ def _repeated(v, C: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
 @gluon.jit
 def split_rows(
     x_ptr, row, ok, smem, K: gl.constexpr, CHUNKS: gl.constexpr, T: gl.constexpr, W: gl.constexpr,
-    PARTS: gl.constexpr = 2, FOLD: gl.constexpr = False,
+    PARTS: gl.constexpr = 2,
 ):  # fmt: skip
-    """bf16 rows ``[T]`` of ``x_ptr [.., K]`` to pairs of columns in ``smem [4 CHUNKS, PARTS T, 128]`` (to single ones).
-
-    FOLD: second parts, as they are, to as many quads that follow.
+    """bf16 rows ``[T]`` of ``x_ptr [.., K]`` to pairs of columns, or single ones, in ``smem [4 CHUNKS, PARTS T, 128]``.
 
     Returns:
         float32 ``[T]``: the rows' scales, in a layout of the caller's ``row``.
     """
     ROWS: gl.constexpr = min(T, W)
-    PLANES: gl.constexpr = 2 if FOLD else 1
     L: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [ROWS, W // ROWS], [1, 0])
     if REINTERPRET_IS_PUBLIC:
-        chunks = smem.reinterpret(smem.dtype, [PLANES * CHUNKS, 4 * PARTS * T, 128], smem.layout)
+        chunks = smem.reinterpret(smem.dtype, [CHUNKS, 4 * PARTS * T, 128], smem.layout)
     else:
-        chunks = smem._reinterpret(smem.dtype, [PLANES * CHUNKS, 4 * PARTS * T, 128], smem.layout)
+        chunks = smem._reinterpret(smem.dtype, [CHUNKS, 4 * PARTS * T, 128], smem.layout)
     r = gl.convert_layout(row, gl.SliceLayout(1, L)).to(gl.int64)
     mask = (gl.convert_layout(ok.to(gl.int32), gl.SliceLayout(1, L)) != 0)[:, None]
     k = gl.arange(0, 512, layout=gl.SliceLayout(0, L))
@@ -220,10 +216,6 @@ def split_rows(
         else:
             one = gl.permute(gl.reshape(hi, (T, 4, 4, 16, 2)), (1, 0, 2, 4, 3))
             chunks.index(c).store(gl.reshape(one, (4 * T, 128)))
-            if FOLD:
-                lo = (v - hi.to(gl.float32)).to(gl.float8e4nv)
-                one = gl.permute(gl.reshape(lo, (T, 4, 4, 16, 2)), (1, 0, 2, 4, 3))
-                chunks.index(CHUNKS + c).store(gl.reshape(one, (4 * T, 128)))
     return gl.convert_layout(row_scale(largest, exponent), row.type.layout)
 
 
@@ -286,26 +278,6 @@ def last_mask(step, STEPS: gl.constexpr):
         return 0
     else:
         return gl.where(step == STEPS - 1, 0, SCALE_BITS)
-
-
-@gluon.jit
-def _product_of_both(words, smem_q, lo_q, u: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
-    """``product`` of both parts, one after the other on the same sum."""
-    zero = gl.zeros([16 * W, N], gl.float32, layout=acc_layout(N, W))
-    a = operand(words, N, W)
-    x = smem_q.slice(u * 32, 32, dim=1).permute((1, 0))
-    p = warpgroup_mma(a, x, zero, use_acc=False, is_async=True)
-    x = lo_q.slice(u * 32, 32, dim=1).permute((1, 0))
-    return warpgroup_mma(a, x, p, use_acc=True, is_async=True)
-
-
-@gluon.jit
-def start_quad_of_both(words, smem_q, lo_q, N: gl.constexpr, W: gl.constexpr):
-    p0 = _product_of_both(words[0], smem_q, lo_q, 0, N, W)
-    p1 = _product_of_both(words[1], smem_q, lo_q, 1, N, W)
-    p2 = _product_of_both(words[2], smem_q, lo_q, 2, N, W)
-    p3 = _product_of_both(words[3], smem_q, lo_q, 3, N, W)
-    return p0, p1, p2, p3
 
 
 @gluon.jit

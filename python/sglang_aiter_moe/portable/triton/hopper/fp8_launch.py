@@ -63,9 +63,7 @@ class Fp8Config:
     """``n`` columns of a product (A16W4: two a token), and the stages' rings.
 
     ``by_row``: A8W4's columns are coded again with one scale a row, so that the loop has none (exact but for what is
-    below 2**-14 of a row's largest). ``fold``: A16W4's second part is a second product on the same sum, and a token one
-    column. ``chain``: the first launch depends on what ran before as the others do. ``copies_only``: wrong results,
-    for timing what the rings can bring.
+    below 2**-13 of a row's largest).
     """
 
     n: int
@@ -73,9 +71,6 @@ class Fp8Config:
     two: Ring
     combine: int = 512
     by_row: bool = False
-    fold: bool = False
-    chain: bool = False
-    copies_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("one", "two"):
@@ -167,12 +162,8 @@ def run_fp8(
     M, topk = topk_ids.shape
     E, H, I = r.num_experts, r.hidden_size, r.intermediate_size
     parts = 2 if r.mode == A16W4 else 1
-    fold = config.fold and parts == 2
-    by_row = (config.by_row and parts == 1) or fold
-    pair_rows = parts == 2 or by_row  # one scale a row, and ``a`` in bf16
-    columns = 1 if fold else parts  # of a token
-    folded = -1 if config.copies_only else int(fold)
-    rows = config.n // (1 if config.fold else parts)
+    by_row = config.by_row or parts == 2  # and ``a`` is bf16
+    rows = config.n // parts
     pairs = M * topk
     blocks = min(pairs, (pairs + E * (rows - 1)) // rows)
     quads1, quads2 = ring_quads(H // 32, config.one.sb), ring_quads(I // 32, config.two.sb)
@@ -185,8 +176,8 @@ def run_fp8(
             "starts": ((blocks,), torch.int32),
             "x": ((M, parts, x_stride), torch.uint8),
             "x_scale": ((M, x_stride // 32), torch.float32),
-            "a": ((pairs, I), torch.bfloat16) if pair_rows else ((pairs, a_stride), torch.uint8),
-            "a_scale": ((1 if pair_rows else pairs, a_stride // 32), torch.float32),
+            "a": ((pairs, I), torch.bfloat16) if by_row else ((pairs, a_stride), torch.uint8),
+            "a_scale": ((1 if by_row else pairs, a_stride // 32), torch.float32),
             "part": ((pairs, H), torch.bfloat16),
         },
     )
@@ -198,14 +189,13 @@ def run_fp8(
     flags = {"HAS_MASK": mask is not None, "HAS_TOKENS": tokens is not None}
     rule, via_bf16 = RULES.get(r.requantization, ("none", False))
     x8, a = ws["x"].view(torch.float8_e4m3fn), ws["a"]
-    a = a if pair_rows else a.view(torch.float8_e4m3fn)
+    a = a if by_row else a.view(torch.float8_e4m3fn)
     try:
         prepare_fp8[(triton.cdiv(pairs, 128) + M,)](
             x, ws["x"], ws["x_scale"], *sort_args, ws["pairs"], ws["starts"], counter, M, topk, groups, E,
             H=H, X_STRIDE=x_stride, PARTS=parts, RULE=r.input_rounding, **flags, PDL=True,
-            T=rows, BLOCK=128, WIDTH=triton.next_power_of_2(x_stride),
-            BY_ROW=by_row and not fold, LO=1.0 if fold else 16.0, CHAIN=config.chain, num_warps=4,
-            **({"launch_pdl": True} if config.chain else {}),
+            T=rows, BLOCK=128, WIDTH=triton.next_power_of_2(x_stride), BY_ROW=by_row,
+            num_warps=4,
         )  # fmt: skip
         both = 2 if r.w13_layout == SEPARATED else 1
         weights1 = _descriptors(
@@ -218,22 +208,21 @@ def run_fp8(
             ws["pairs"], ws["starts"], counter, a, ws["a_scale"], pairs, topk,
             r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
             H=H, I=I, LAYOUT=r.w13_layout, ACTIVATION=r.activation, HAS_LIMIT=r.limit is not None,
-            HAS_BIAS=r.bias13 is not None, RULE=rule, VIA_BF16=via_bf16, PARTS=columns, PDL=True, QUADS2=quads2,
-            N=config.n, W=one.w, SB=one.sb, SLOTS=one.slots, BY_ROW=by_row, FOLD=folded, num_warps=one.w,
+            HAS_BIAS=r.bias13 is not None, RULE=rule, VIA_BF16=via_bf16, PARTS=parts, PDL=True, QUADS2=quads2,
+            N=config.n, W=one.w, SB=one.sb, SLOTS=one.slots, BY_ROW=by_row, num_warps=one.w,
             maxnreg=one.maxnreg, launch_pdl=True,
         )  # fmt: skip
         stage2_fp8[(min(blocks * triton.cdiv(H, 16 * two.w), sms * two.programs),)](
             *weights2, a, ws["a_scale"], topk_weights if r.bias2 is None else r.bias2,
             topk_weights, ws["pairs"], ws["starts"], counter, ws["part"], pairs,
-            H=H, I=I, HAS_BIAS=r.bias2 is not None, PARTS=columns, PDL=True, N=config.n,
-            W=two.w, SB=two.sb, SLOTS=two.slots, BY_ROW=by_row, FOLD=folded, num_warps=two.w,
+            H=H, I=I, HAS_BIAS=r.bias2 is not None, PARTS=parts, PDL=True, N=config.n,
+            W=two.w, SB=two.sb, SLOTS=two.slots, BY_ROW=by_row, num_warps=two.w,
             maxnreg=two.maxnreg, launch_pdl=True,
         )  # fmt: skip
         combine_hopper[(M, triton.cdiv(H, config.combine))](
             ws["part"], *sort_args, counter, topk_weights, out, out.stride(0), M, groups,
             H=H, H_USED=H, WEIGHTED=False, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
-            PDL=True, BLOCK_H=config.combine, DOT="bf16", COUNTERS=1 + E, CHAIN=config.chain, num_warps=4,
-            launch_pdl=True,
+            PDL=True, BLOCK_H=config.combine, DOT="bf16", COUNTERS=1 + E, num_warps=4, launch_pdl=True,
         )  # fmt: skip
     except BaseException:
         counter.zero_()  # a chain that broke off must not leave its count to the next call

@@ -107,7 +107,6 @@ def _consume(
     SB: gl.constexpr,
     SLOTS: gl.constexpr,
     BY_ROW: gl.constexpr,
-    FOLD: gl.constexpr,
 ):
     QUADS: gl.constexpr = ring_quads(H // 32, SB)
     BH: gl.constexpr = 2 if LAYOUT == "separated" else 1
@@ -115,9 +114,7 @@ def _consume(
     TILES: gl.constexpr = (I + HALF - 1) // HALF
     ACC: gl.constexpr = acc_layout(N, W)
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    smem = gl.allocate_shared_memory(
-        gl.float8e4nv, [2 * QUADS if FOLD == 1 else QUADS, N, 128], SHARED
-    )
+    smem = gl.allocate_shared_memory(gl.float8e4nv, [QUADS, N, 128], SHARED)
     c = gl.arange(0, N, layout=gl.SliceLayout(0, ACC))
     slot = 0
     phase = 0
@@ -127,23 +124,18 @@ def _consume(
         pair_c = gl.load(pairs_ptr + start + c // PARTS, mask=ok_c, other=0)
         token = pair_c // topk
         barrier()  # everybody is done with the last block's tokens
-        if FOLD == 1:
-            stage_columns(x_ptr, token * 2, ok_c, smem, QUADS, N, W)
-            stage_columns(x_ptr, token * 2 + 1, ok_c, smem, QUADS, N, W, QUADS)
-        else:
-            stage_columns(x_ptr, token * PARTS + c % PARTS, ok_c, smem, QUADS, N, W)
-        cols = x_scale_ptr + token * (QUADS * 4 if PARTS == 1 and not BY_ROW else 0)
+        stage_columns(x_ptr, token * PARTS + c % PARTS, ok_c, smem, QUADS, N, W)
+        cols = x_scale_ptr + token * (QUADS * 4 if not BY_ROW else 0)
         columns_ready()
         for tile in range(gl.maximum(lo - b * TILES, 0), gl.minimum(hi - b * TILES, TILES)):
             i0 = tile * HALF
             acc, slot, phase = ring_row(
-                words, scales, full, empty, slot, phase, smem, cols, H // 32, SLOTS, N, W, SB, BH,
-                PARTS == 1 and not BY_ROW, QUADS if FOLD == 1 else FOLD,
+                words, scales, full, empty, slot, phase, smem, cols, H // 32, SLOTS, N, W, SB, BH, not BY_ROW
             )  # fmt: skip
             _finish(
                 acc, e, start, end, i0, bias_ptr, pairs_ptr, x_scale_ptr, a_ptr, a_scale_ptr, topk, limit, alpha,
                 beta, linear_beta, I, LAYOUT, ACTIVATION, HAS_LIMIT, HAS_BIAS, RULE, VIA_BF16, PARTS, QUADS2, N, W,
-                BY_ROW, FOLD,
+                BY_ROW,
             )  # fmt: skip
 
 
@@ -176,7 +168,6 @@ def _finish(
     N: gl.constexpr,
     W: gl.constexpr,
     BY_ROW: gl.constexpr,
-    FOLD: gl.constexpr,
 ):
     """Activation and rounding of one row tile."""
     T: gl.constexpr = N // PARTS
@@ -200,7 +191,7 @@ def _finish(
     here = start + t < end
     pair = gl.load(pairs_ptr + start + t, mask=here, other=0)
     ok = here & (block < I // 32)
-    if PARTS == 2 or BY_ROW:
+    if BY_ROW:
         xs = gl.load(x_scale_ptr + pair // topk, mask=here, other=0.0)
         gate = gate * xs
         up = up * xs
@@ -210,7 +201,7 @@ def _finish(
         up += gl.load(bias + I)
     y = gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
     keep = ok & (k >= 0)
-    if PARTS == 2 or FOLD == 1:
+    if PARTS == 2:
         gl.store(a_ptr + pair.to(gl.int64) * I + block * 32 + k, y.to(gl.bfloat16), mask=keep)
     else:
         if VIA_BF16:
@@ -229,18 +220,14 @@ def _finish(
             gl.store(out, scaled.to(gl.float8e4nv), mask=keep)
             out_scale = a_scale_ptr + pair * (QUADS2 * 4) + block
             gl.store(out_scale, factor, mask=ok)
-            if (
-                QUADS2 * 4 > I // 32
-            ):  # stage 2 reads whole steps; its weights are 0 there, but 0 times garbage may be NaN
+            # Stage 2 reads whole steps; its weights are 0 there, but 0 times garbage may be NaN.
+            if QUADS2 * 4 > I // 32:
                 if i0 + HALF >= I:
                     mine = here & (block == i0 // 32)
+                    zero = gl.zeros_like(scaled).to(gl.float8e4nv)
                     for j in gl.static_range(I // 32, QUADS2 * 4):
                         at = pair.to(gl.int64) * (QUADS2 * 128) + (j * 32 + k + block * 0)
-                        gl.store(
-                            a_ptr + at,
-                            gl.zeros_like(scaled).to(gl.float8e4nv),
-                            mask=mine & (k >= 0),
-                        )
+                        gl.store(a_ptr + at, zero, mask=mine & (k >= 0))
                         out_scale = a_scale_ptr + pair * (QUADS2 * 4) + (j + block * 0)
                         gl.store(out_scale, gl.zeros_like(exponent).to(gl.float32), mask=mine)
 
@@ -250,13 +237,13 @@ def stage1_fp8(
     desc_w,  # w13: see fp8_launch._descriptors
     desc_s,
     x_ptr,  # [M, PARTS, QUADS * 128] e4m3
-    x_scale_ptr,  # float32, PARTS == 2 or BY_ROW: [M]; else [M, QUADS * 4]
+    x_scale_ptr,  # float32, BY_ROW: [M]; else [M, QUADS * 4]
     bias_ptr,
     pairs_ptr,  # these three: prepare.list_pairs
     starts_ptr,
     counter_ptr,
-    a_ptr,  # PARTS == 2 or BY_ROW: [pairs, I] bf16; else [pairs, QUADS2 * 128] e4m3
-    a_scale_ptr,  # [pairs, QUADS2 * 4] float32, for PARTS == 1
+    a_ptr,  # BY_ROW: [pairs, I] bf16; else [pairs, QUADS2 * 128] e4m3
+    a_scale_ptr,  # [pairs, QUADS2 * 4] float32, without BY_ROW
     num_pairs,
     topk,
     limit,
@@ -278,8 +265,7 @@ def stage1_fp8(
     W: gl.constexpr,
     SB: gl.constexpr,  # K blocks of a slot
     SLOTS: gl.constexpr,
-    BY_ROW: gl.constexpr = False,
-    FOLD: gl.constexpr = 0,  # 1: both parts on one sum; -1: only copies
+    BY_ROW: gl.constexpr,  # one scale a row of x and of ``a``: of both parts, or of MXFP8 values coded again
 ):
     BH: gl.constexpr = 2 if LAYOUT == "separated" else 1
     HALF: gl.constexpr = 8 * W
@@ -295,7 +281,7 @@ def stage1_fp8(
             (_consume, (
                 words, scales, full, empty, lo, hi, x_ptr, x_scale_ptr, bias_ptr, pairs_ptr, starts_ptr, counter_ptr,
                 a_ptr, a_scale_ptr, num_pairs, topk, limit, alpha, beta, linear_beta, H, I, LAYOUT, ACTIVATION,
-                HAS_LIMIT, HAS_BIAS, RULE, VIA_BF16, PARTS, QUADS2, N, W, SB, SLOTS, BY_ROW, FOLD,
+                HAS_LIMIT, HAS_BIAS, RULE, VIA_BF16, PARTS, QUADS2, N, W, SB, SLOTS, BY_ROW,
             )),
             (produce, (
                 desc_w, desc_s, words, scales, full, empty, starts_ptr, num_pairs, lo, hi, TILES, W // BH, STEPS,

@@ -51,7 +51,6 @@ def _consume(
     SB: gl.constexpr,
     SLOTS: gl.constexpr,
     BY_ROW: gl.constexpr,
-    FOLD: gl.constexpr,
 ):
     QUADS: gl.constexpr = ring_quads(I // 32, SB)
     T: gl.constexpr = N // PARTS
@@ -62,9 +61,7 @@ def _consume(
     ACC_T: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, W], [0, 1])
     CHUNKS: gl.constexpr = (QUADS + 3) // 4
     smem = gl.allocate_shared_memory(
-        gl.float8e4nv,
-        [CHUNKS * (8 if FOLD == 1 else 4) if PARTS == 2 or BY_ROW else QUADS, N, 128],
-        SHARED,
+        gl.float8e4nv, [CHUNKS * 4 if BY_ROW else QUADS, N, 128], SHARED
     )
     c = gl.arange(0, N, layout=gl.SliceLayout(0, ACC))
     t = gl.arange(0, T, layout=gl.SliceLayout(0, ACC_T))
@@ -82,20 +79,19 @@ def _consume(
         out = part_ptr + pair.to(gl.int64) * H
         cols = a_scale_ptr + pair_c * (QUADS * 4)
         barrier()  # everybody is done with the last block's pairs
-        if PARTS == 2 or BY_ROW:
-            pair_scale = split_rows(a_ptr, pair, ok, smem, I, CHUNKS, T, W, PARTS, FOLD == 1)
+        if BY_ROW:
+            pair_scale = split_rows(a_ptr, pair, ok, smem, I, CHUNKS, T, W, PARTS)
         else:
             stage_columns(a_ptr, pair_c, ok_c, smem, QUADS, N, W)
         columns_ready()
         for tile in range(gl.maximum(lo - b * TILES, 0), gl.minimum(hi - b * TILES, TILES)):
             acc, slot, phase = ring_row(
-                words, scales, full, empty, slot, phase, smem, cols, I // 32, SLOTS, N, W, SB, 1,
-                PARTS == 1 and not BY_ROW, CHUNKS * 4 if FOLD == 1 else FOLD,
+                words, scales, full, empty, slot, phase, smem, cols, I // 32, SLOTS, N, W, SB, 1, not BY_ROW
             )  # fmt: skip
             y = join_parts(acc, N, W, PARTS) * CODE_SCALE
             y = gl.permute(gl.reshape(y, (W // 2, 2, 2, 8, T)), (0, 2, 1, 3, 4))
             y = gl.convert_layout(gl.reshape(y, (ROWS, T)), ACC_T)
-            if PARTS == 2 or BY_ROW:
+            if BY_ROW:
                 y = y * pair_scale[None, :]
             row = tile * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC_T))
             if HAS_BIAS:
@@ -109,8 +105,8 @@ def _consume(
 def stage2_fp8(
     desc_w,  # w2: see fp8_launch._descriptors
     desc_s,
-    a_ptr,  # PARTS == 2 or BY_ROW: [pairs, I] bf16; else [pairs, QUADS * 128] e4m3
-    a_scale_ptr,  # [pairs, QUADS * 4] float32, for PARTS == 1
+    a_ptr,  # BY_ROW: [pairs, I] bf16; else [pairs, QUADS * 128] e4m3
+    a_scale_ptr,  # [pairs, QUADS * 4] float32, without BY_ROW
     bias_ptr,  # [E, H] fp32
     weights_ptr,  # [pairs] fp32
     pairs_ptr,  # these three: prepare.list_pairs
@@ -127,8 +123,7 @@ def stage2_fp8(
     W: gl.constexpr,
     SB: gl.constexpr,  # K blocks of a slot
     SLOTS: gl.constexpr,
-    BY_ROW: gl.constexpr = False,
-    FOLD: gl.constexpr = 0,
+    BY_ROW: gl.constexpr,  # as in stage 1
 ):
     ROWS: gl.constexpr = 16 * W
     TILES: gl.constexpr = (H + ROWS - 1) // ROWS
@@ -143,7 +138,7 @@ def stage2_fp8(
             (_consume, (
                 words, scales, full, empty, lo, hi, a_ptr, a_scale_ptr, bias_ptr, weights_ptr, pairs_ptr,
                 starts_ptr, counter_ptr, part_ptr, num_pairs, H, I, HAS_BIAS, PARTS, PDL, N, W, SB, SLOTS,
-                BY_ROW, FOLD,
+                BY_ROW,
             )),
             (produce, (
                 desc_w, desc_s, words, scales, full, empty, starts_ptr, num_pairs, lo, hi, TILES, W, STEPS, SLOTS,

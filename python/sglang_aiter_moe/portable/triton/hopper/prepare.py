@@ -126,7 +126,6 @@ def list_pairs(
     HAS_TOKENS: tl.constexpr,
     T: tl.constexpr,
     BLOCK: tl.constexpr,
-    TOGETHER: tl.constexpr = False,  # one addition a program for all blocks that it opens
 ):
     """Ranks BLOCK pairs by atomic additions; whoever gets a rank that T divides opens a block.
 
@@ -147,12 +146,7 @@ def list_pairs(
     where = e * (M * topk) + rank
     tl.store(pairs_ptr + where, at, mask=ok)
     opens = ok & (rank % T == 0)
-    if TOGETHER:
-        mine = opens.to(tl.int32)
-        first = tl.atomic_add(counter_ptr, tl.sum(mine, axis=0), sem="relaxed")
-        block = first + tl.cumsum(mine, axis=0) - mine
-    else:
-        block = tl.atomic_add(counter_ptr + e * 0, 1, mask=opens, sem="relaxed")
+    block = tl.atomic_add(counter_ptr + e * 0, 1, mask=opens, sem="relaxed")
     tl.store(starts_ptr + block, where, mask=opens)
 
 
@@ -160,7 +154,7 @@ def list_pairs(
 def prepare_fp8(
     x_ptr,  # [M, H] bf16
     x8_ptr,  # [M, PARTS, X_STRIDE] e4m3 bytes: each 32 columns as [16 even][16 odd]
-    scale_ptr,  # float32, PARTS == 2 or BY_ROW: [M]; else [M, X_STRIDE / 32]
+    scale_ptr,  # float32, BY_ROW: [M]; else [M, X_STRIDE / 32]
     ids_ptr,
     mask_ptr,
     tokens_ptr,
@@ -181,21 +175,17 @@ def prepare_fp8(
     T: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,  # a power of two >= X_STRIDE
-    BY_ROW: tl.constexpr = False,  # MXFP8 values, coded again with one scale a row
-    LO: tl.constexpr = 16.0,  # what the second part is multiplied by
-    CHAIN: tl.constexpr = False,  # a dependent launch itself
+    BY_ROW: tl.constexpr,  # one scale a row, with PARTS == 1 of MXFP8 values coded again
 ):
     """Program m quantises row m of x; the programs before list BLOCK pairs each."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    if CHAIN:
-        tl.extra.cuda.gdc_wait()
     g = tl.program_id(0)
     chunks = tl.num_programs(0) - M
     if g < chunks:
         list_pairs(
             g, ids_ptr, mask_ptr, tokens_ptr, pairs_ptr, starts_ptr, counter_ptr, M, topk, groups, num_experts,
-            HAS_MASK, HAS_TOKENS, T, BLOCK, CHAIN,
+            HAS_MASK, HAS_TOKENS, T, BLOCK,
         )  # fmt: skip
     else:
         row = (g - chunks).to(tl.int64)
@@ -203,12 +193,12 @@ def prepare_fp8(
         col = p // 32 * 32 + p % 16 * 2 + p // 16 % 2
         x = tl.load(x_ptr + row * H + col, mask=col < H, other=0.0).to(tl.float32)
         out = x8_ptr + row * (PARTS * X_STRIDE) + p
-        if BY_ROW:
+        if PARTS == 1 and BY_ROW:
             codes, scale = quantize_blocks(tl.reshape(x, (1, WIDTH)), "e4m3", RULE)
             x = e4m3_to_f32(tl.reshape(codes, (WIDTH // 32, 32)))
             x = x * tl.reshape(e8m0_to_f32(scale), (WIDTH // 32, 1))
             x = tl.reshape(x, (WIDTH,))
-        if PARTS == 2 or BY_ROW:
+        if BY_ROW:
             bits = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
             exponent = tl.minimum(tl.maximum((bits >> 23) - 7, 1), 253)
             tl.store(scale_ptr + row, (exponent << 23).to(tl.float32, bitcast=True))
@@ -216,7 +206,7 @@ def prepare_fp8(
             hi = f32_to_e4m3(scaled)
             tl.store(out, hi.to(tl.uint8), mask=p < X_STRIDE)
             if PARTS == 2:
-                lo = f32_to_e4m3((scaled - e4m3_to_f32(hi)) * LO)
+                lo = f32_to_e4m3((scaled - e4m3_to_f32(hi)) * 16.0)
                 tl.store(out + X_STRIDE, lo.to(tl.uint8), mask=p < X_STRIDE)
         else:
             codes, scale = quantize_blocks(tl.reshape(x, (1, WIDTH)), "e4m3", RULE)
@@ -249,11 +239,8 @@ def combine_hopper(
     BLOCK_H: tl.constexpr,
     DOT: tl.constexpr,
     COUNTERS: tl.constexpr = 1,
-    CHAIN: tl.constexpr = False,  # the next layer's first launch may begin
 ):
     """Sums a token's parts, all of them in flight at once, and clears the COUNTERS of the listing for the next call."""
-    if CHAIN:
-        tl.extra.cuda.gdc_launch_dependents()
     if PDL:
         tl.extra.cuda.gdc_wait()
     m = tl.program_id(0)

@@ -18,13 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     acc_layout,
     add_quad,
-    barrier,
     last_mask,
     padding_of,
     quad_scales,
     scale_word_layout,
     start_quad,
-    start_quad_of_both,
     word_layout,
 )
 
@@ -198,7 +196,6 @@ def ring_row(
     SB: gl.constexpr,
     BH: gl.constexpr,
     COL_SCALES: gl.constexpr,
-    LO: gl.constexpr = 0,  # quads from a part to the other, which shares its sum; see ring_step
 ):
     """One row tile ``[16 W, N]``, and the ring's next slot and phase."""
     STEPS: gl.constexpr = ring_steps(K_BLOCKS, SB)
@@ -206,14 +203,14 @@ def ring_row(
     if STEPS == 1:  # a loop of one step does not build in Triton 3.6
         acc = ring_step(
             acc, words.index(slot), scales.index(slot), full.index(slot), empty.index(slot), phase, smem, cols, 0,
-            K_BLOCKS, N, W, SB, BH, COL_SCALES, LO,
+            K_BLOCKS, N, W, SB, BH, COL_SCALES,
         )  # fmt: skip
         slot, phase = next_slot(slot, phase, SLOTS)
     else:
         for step in range(STEPS):
             acc = ring_step(
                 acc, words.index(slot), scales.index(slot), full.index(slot), empty.index(slot), phase, smem, cols,
-                step, K_BLOCKS, N, W, SB, BH, COL_SCALES, LO,
+                step, K_BLOCKS, N, W, SB, BH, COL_SCALES,
             )  # fmt: skip
             slot, phase = next_slot(slot, phase, SLOTS)
     return acc, slot, phase
@@ -242,46 +239,30 @@ def ring_step(
     SB: gl.constexpr,
     BH: gl.constexpr,
     COL_SCALES: gl.constexpr,
-    LO: gl.constexpr,
 ):
-    """``acc [16 W, N]`` plus one step from one slot. LO < 0: what the copies alone take, and nothing is computed."""
+    """``acc [16 W, N]`` plus one step from one slot."""
     QUADS: gl.constexpr = ring_quads(K_BLOCKS, SB)  # of x; where STEPS is 1 a slot may hold more
     P0: gl.constexpr = padding_of(K_BLOCKS, SB, 0)
     P1: gl.constexpr = padding_of(K_BLOCKS, SB, 1)
     mask = last_mask(step, ring_steps(K_BLOCKS, SB))
-    if LO < 0:
-        mbarrier.wait(full, phase)
-        barrier()
-        mbarrier.arrive(empty, count=1)
+    mbarrier.wait(full, phase)
+    s = load_scales(scales, W, SB, BH)
+    q = step * (SB // 4)
+    if SB == 8:
+        v = load_words(words, W, BH)
+        s0 = gl.reshape(s, (8 * W, 4))
+        acc = ring_pair(acc, v, s0, smem, cols, q, mask, P0, QUADS >= 2, N, W, COL_SCALES)
     else:
-        mbarrier.wait(full, phase)
-        s = load_scales(scales, W, SB, BH)
-        q = step * (SB // 4)
-        if SB == 8:
-            v = load_words(words, W, BH)
-            s0 = gl.reshape(s, (8 * W, 4))
-            acc = ring_pair(acc, v, s0, smem, cols, q, mask, P0, QUADS >= 2, N, W, COL_SCALES, LO)
-        else:
-            s0, s1 = gl.split(s)
-            v = load_words(words.slice(0, 16, dim=2), W, BH)
-            acc = ring_pair(acc, v, s0, smem, cols, q, mask, P0, QUADS >= 2, N, W, COL_SCALES, LO)
-            if QUADS > 2:
-                v = load_words(words.slice(16, 16, dim=2), W, BH)
-                acc = ring_pair(
-                    acc, v, s1, smem, cols, q + 2, mask, P1, QUADS >= 4, N, W, COL_SCALES, LO
-                )
-        # What was read must have arrived before the next copy may overwrite it.
-        fence_async_shared()
-        mbarrier.arrive(empty, count=1)
+        s0, s1 = gl.split(s)
+        v = load_words(words.slice(0, 16, dim=2), W, BH)
+        acc = ring_pair(acc, v, s0, smem, cols, q, mask, P0, QUADS >= 2, N, W, COL_SCALES)
+        if QUADS > 2:
+            v = load_words(words.slice(16, 16, dim=2), W, BH)
+            acc = ring_pair(acc, v, s1, smem, cols, q + 2, mask, P1, QUADS >= 4, N, W, COL_SCALES)
+    # What was read must have arrived before the next copy may overwrite it.
+    fence_async_shared()
+    mbarrier.arrive(empty, count=1)
     return acc
-
-
-@gluon.jit
-def start_quad_at(words, smem, q, N: gl.constexpr, W: gl.constexpr, LO: gl.constexpr):
-    if LO:
-        return start_quad_of_both(words, smem.index(q), smem.index(LO + q), N, W)
-    else:
-        return start_quad(words, smem.index(q), N, W)
 
 
 @gluon.jit
@@ -298,15 +279,14 @@ def ring_pair(
     N: gl.constexpr,
     W: gl.constexpr,
     COL_SCALES: gl.constexpr,
-    LO: gl.constexpr,
 ):
     a, b = pair_words(words, W)
     s = pair_scales(scales, W)
-    pa = start_quad_at(a, smem, q, N, W, LO)
+    pa = start_quad(a, smem.index(q), N, W)
     if BOTH and (N == 8 or (N == 16 and not COL_SCALES)):
-        pb = start_quad_at(b, smem, q + 1, N, W, LO)
+        pb = start_quad(b, smem.index(q + 1), N, W)
         sa = quad_scales(s, cols + q * 4, mask, PADDING, False, N, W, COL_SCALES)
-        pa = warpgroup_mma_wait(8 if LO else 4, deps=[pa[0], pa[1], pa[2], pa[3]])
+        pa = warpgroup_mma_wait(4, deps=[pa[0], pa[1], pa[2], pa[3]])
         acc = add_quad(acc, pa, sa)
         sb = quad_scales(s, cols + q * 4 + 4, mask, PADDING, True, N, W, COL_SCALES)
         pb = warpgroup_mma_wait(0, deps=[pb[0], pb[1], pb[2], pb[3]])
@@ -316,7 +296,7 @@ def ring_pair(
         pa = warpgroup_mma_wait(0, deps=[pa[0], pa[1], pa[2], pa[3]])
         acc = add_quad(acc, pa, sa)
         if BOTH:
-            pb = start_quad_at(b, smem, q + 1, N, W, LO)
+            pb = start_quad(b, smem.index(q + 1), N, W)
             sb = quad_scales(s, cols + q * 4 + 4, mask, PADDING, True, N, W, COL_SCALES)
             pb = warpgroup_mma_wait(0, deps=[pb[0], pb[1], pb[2], pb[3]])
             acc = add_quad(acc, pb, sb)
@@ -347,7 +327,12 @@ def block_of(starts_ptr, counter_ptr, b, num_pairs):
 @gluon.jit
 def share(total):
     """This program's part of ``total`` row tiles: first and end."""
-    p = gl.program_id(0)
+    return part(total, gl.program_id(0))
+
+
+@gluon.jit
+def part(total, p):
+    """Part ``p`` of as many as there are programs: first and end."""
     n = gl.num_programs(0)
     each = total // n
     rest = total % n

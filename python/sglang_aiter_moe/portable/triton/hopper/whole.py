@@ -1,9 +1,9 @@
-"""The whole layer for a token or two in one launch (Gluon): stage 1, a meeting of all programs, stage 2.
+"""The whole layer for a few tokens in one launch (Gluon): stage 1, a meeting of all programs, stage 2.
 
 One program an SM. One of its warps copies: the program's share of w13 of all experts, then its share of w2, through a
 ring of bulk copies (``ring.py``); experts are known from the start, so w2 is on its way while stage 1 still computes
-and waits in shared memory when the programs meet. Stage 1's share is a range of 16-column tiles of all (slot, tile)
-pairs of a token; stage 2's is 32 rows of y for all slots, so that a token's sum stays in one program and in order.
+and waits in shared memory when the programs meet. Stage 1's share is a range of all tokens' and slots' tiles of 16
+columns; stage 2's is 32 rows of y at a time for all slots of a token, so that its sum stays in one program, in order.
 """
 
 from triton.experimental import gluon
@@ -23,11 +23,11 @@ from sglang_aiter_moe.portable.triton.hopper.whole_copy import (
     SCALES,
     UNITS,
     WORDS,
-    pooled,
     produce,
-    stage1_range,
-    stage2_range,
+    stage1_share,
+    stage2_share,
     tokens_of,
+    units_of,
 )
 from sglang_aiter_moe.portable.triton.hopper.whole_halves import (
     half_blocks,
@@ -74,6 +74,7 @@ def _activate(
         acc = gl.where((col // 4)[None, :] == (row // 64)[:, None], acc, 0.0)
     total = gl.sum(join_parts(acc, COLUMNS, WARPS, 2), axis=1) * (x_scale * CODE_SCALE)
     if HALVES:
+        barrier()  # the other warp group's products may still read where Triton puts this exchange
         total = gl.sum(gl.reshape(total, (2, 64)), axis=0)
     total = inf_to_nan(total)
     gate, up = gl.split(gl.permute(gl.reshape(total, (PASS, 2, 2, 8)), (0, 1, 3, 2)))
@@ -124,7 +125,7 @@ def _consume(
     stride_out, M, num_experts, limit, alpha, beta, linear_beta,
     H: gl.constexpr, I: gl.constexpr, LAYOUT: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_BIAS13: gl.constexpr, HAS_BIAS2: gl.constexpr, TOPK: gl.constexpr, SB: gl.constexpr, SLOTS: gl.constexpr,
-    POOLED: gl.constexpr, HALVES: gl.constexpr,
+    HALVES: gl.constexpr,
 ):  # fmt: skip
     APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
     TILES: gl.constexpr = I // 16
@@ -146,15 +147,15 @@ def _consume(
     columns = gl.allocate_shared_memory(gl.float8e4nv, SPACE, TOKENS)
     as_it_lies = view(columns, gl.uint8, SPACE, gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0]))
     clear(as_it_lies)
-    lo1, hi1 = pooled(M * (TOPK * TILES), gl.program_id(0))
-    from1, to1 = tokens_of(lo1, hi1, TOPK * TILES, M, POOLED)
+    lo1, hi1 = stage1_share(M, TOPK * TILES)
+    from1, to1 = tokens_of(lo1, hi1, TOPK * TILES)
     for m in range(from1, to1):
         barrier()  # everybody is done with the last token
         if HALVES:
             x_scale = stage_halves(x_ptr + m * H, as_it_lies, H, HALF)
         else:
             x_scale = stage_token(x_ptr + m * H, as_it_lies, H)
-        lo, hi = stage1_range(lo1, hi1, TOPK * TILES, m, POOLED)
+        lo, hi = units_of(lo1, hi1, m, TOPK * TILES)
         for first in range(lo, hi, PASS):
             acc = gl.zeros([128, 8], gl.float32, layout=ACC)
             if HALVES:
@@ -196,10 +197,10 @@ def _consume(
             )  # fmt: skip
     OF_TOKEN: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 4], [1, 32], [4, 2], [1, 0]))
     t = gl.arange(0, T, layout=OF_TOKEN)
-    lo2, hi2 = pooled(M * (H // 32), gl.num_programs(0) - 1 - gl.program_id(0))
-    from2, to2 = tokens_of(lo2, hi2, H // 32, M, POOLED)
+    lo2, hi2 = stage2_share(M, H // 32)
+    from2, to2 = tokens_of(lo2, hi2, H // 32)
     # Of the first token: before the meeting, which takes time.
-    at_first = gl.minimum(from2, M - 1) * TOPK + t if POOLED else t
+    at_first = gl.minimum(from2, M - 1) * TOPK + t
     e = gl.load(ids_ptr + at_first, mask=t < TOPK, other=-1)
     weight = gl.load(weights_ptr + at_first, mask=t < TOPK, other=0.0)
     meet(state_ptr, before)
@@ -211,10 +212,7 @@ def _consume(
     factors = gl.allocate_shared_memory(gl.int32, [T], FLAT)  # bits of float32, or ABSENT
     factors_of = view(factors, gl.int32, [T // 4, 4], FLAT)
     by_group = view(pairs, pairs.dtype, [QUADS * (T // 4), 8, 128], TOKENS)
-    first_unit = gl.num_programs(0) - 1 - gl.program_id(0)
-    units = gl.maximum(H // 32 - first_unit + gl.num_programs(0) - 1, 0) // gl.num_programs(0)
-    # Slots of the ring still to come, this one included.
-    left = (hi2 - lo2 if POOLED else M * units) * (GROUPS * STEPS2)
+    left = (hi2 - lo2) * (GROUPS * STEPS2)  # slots of the ring still to come, this one included
     for m in range(from2, to2):
         here = (e >= 0) & (e < num_experts)
         barrier()  # everybody is done with the last token
@@ -231,8 +229,8 @@ def _consume(
         following = gl.minimum(m + 1, M - 1) * TOPK + t
         e = gl.load(ids_ptr + following, mask=t < TOPK, other=-1)
         weight = gl.load(weights_ptr + following, mask=t < TOPK, other=0.0)
-        from_unit, end_unit, by = stage2_range(lo2, hi2, H // 32, m, POOLED)
-        for unit in range(from_unit, end_unit, by):
+        first, end = units_of(lo2, hi2, m, H // 32)
+        for unit in range(first, end):
             total = gl.zeros([128, 8], gl.float32, layout=ACC)
             if GROUPS == 1:
                 total, slot, phase, left = _slots(
@@ -310,8 +308,7 @@ def whole_layer(
     TOPK: gl.constexpr,
     SB: gl.constexpr,  # K blocks of a slot
     SLOTS: gl.constexpr,
-    POOLED: gl.constexpr = False,  # units of all tokens divided together, so that most programs have one token
-    HALVES: gl.constexpr = False,  # see whole_halves
+    HALVES: gl.constexpr,  # see whole_halves
 ):
     APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
     words = gl.allocate_shared_memory(gl.uint8, [SLOTS * UNITS, 1, 2, 2 * SB, 128], WORDS)
@@ -329,11 +326,11 @@ def whole_layer(
             (_consume, (
                 words, scales, full, empty, x_ptr, ids_ptr, weights_ptr, bias13_ptr, bias2_ptr, a_ptr, state_ptr,
                 out_ptr, stride_out, M, num_experts, limit, alpha, beta, linear_beta, H, I, LAYOUT, ACTIVATION,
-                HAS_LIMIT, HAS_BIAS13, HAS_BIAS2, TOPK, SB, SLOTS, POOLED, HALVES,
+                HAS_LIMIT, HAS_BIAS13, HAS_BIAS2, TOPK, SB, SLOTS, HALVES,
             )),
             (produce, (
                 desc_w1, desc_s1, desc_w2, desc_s2, words, scales, full, empty, known, ids_ptr, M, num_experts, H, I,
-                LAYOUT, TOPK, SB, SLOTS, POOLED, HALVES,
+                LAYOUT, TOPK, SB, SLOTS, HALVES,
             )),
         ],
         [1],

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from sglang_aiter_moe.portable.triton.hopper.ring import bulk_copy, next_slot, ring_steps
+from sglang_aiter_moe.portable.triton.hopper.ring import bulk_copy, next_slot, part, ring_steps
 from sglang_aiter_moe.portable.triton.hopper.whole_halves import half_blocks
 from sglang_aiter_moe.portable.triton.hopper.whole_parts import view
 
@@ -15,52 +15,27 @@ SCALES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwid
 
 
 @gluon.jit
-def token_range(units, m):
-    """This program's part of a token's units: first and end. Every other token from the other end."""
-    n = gl.num_programs(0)
-    p = gl.program_id(0)
-    p = p + m % 2 * (n - 1 - 2 * p)
-    each = units // n
-    rest = units % n
-    lo = p * each + gl.minimum(p, rest)
-    return lo, lo + each + (p < rest).to(gl.int32)
+def stage1_share(M, TOKEN: gl.constexpr):
+    """This program's part of all tokens' TOKEN units each: first and end. Most programs have one token of several."""
+    return part(M * TOKEN, gl.program_id(0))
 
 
 @gluon.jit
-def pooled(total, p):
-    """Part ``p`` of all tokens' units together: first and end."""
-    n = gl.num_programs(0)
-    each = total // n
-    rest = total % n
-    lo = p * each + gl.minimum(p, rest)
-    return lo, lo + each + (p < rest).to(gl.int32)
+def stage2_share(M, TOKEN: gl.constexpr):
+    """As ``stage1_share``, from the other end: who has a unit more there has one less here."""
+    return part(M * TOKEN, gl.num_programs(0) - 1 - gl.program_id(0))
 
 
 @gluon.jit
-def tokens_of(lo, hi, units, M, POOLED: gl.constexpr):
-    """First token and end of what ``pooled`` gave; all of them where each token is divided."""
-    if POOLED:
-        return lo // units, (hi + units - 1) // units
-    else:
-        return 0, M
+def tokens_of(lo, hi, TOKEN: gl.constexpr):
+    """First token and end of a share."""
+    return lo // TOKEN, (hi + TOKEN - 1) // TOKEN
 
 
 @gluon.jit
-def stage1_range(lo, hi, units, m, POOLED: gl.constexpr):
-    """This program's units of token ``m``."""
-    if POOLED:
-        return gl.maximum(lo - m * units, 0), gl.minimum(hi - m * units, units)
-    else:
-        return token_range(units, m)
-
-
-@gluon.jit
-def stage2_range(lo, hi, units, m, POOLED: gl.constexpr):
-    """This program's units of token ``m``: first, end, step."""
-    if POOLED:
-        return gl.maximum(lo - m * units, 0), gl.minimum(hi - m * units, units), 1
-    else:
-        return gl.num_programs(0) - 1 - gl.program_id(0), units, gl.num_programs(0)
+def units_of(lo, hi, m, TOKEN: gl.constexpr):
+    """First unit and end of a share in token ``m``."""
+    return gl.maximum(lo - m * TOKEN, 0), gl.minimum(hi - m * TOKEN, TOKEN)
 
 
 @gluon.jit
@@ -90,7 +65,7 @@ def _copy_unit(
 def produce(
     desc_w1, desc_s1, desc_w2, desc_s2, words, scales, full, empty, known, ids_ptr, M, num_experts,
     H: gl.constexpr, I: gl.constexpr, LAYOUT: gl.constexpr, TOPK: gl.constexpr, SB: gl.constexpr,
-    SLOTS: gl.constexpr, POOLED: gl.constexpr, HALVES: gl.constexpr,
+    SLOTS: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """One warp: what ``_consume`` will ask for, in its order, as slots become free."""
     APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
@@ -109,27 +84,17 @@ def produce(
     # Copies of what lies outside, all zeros: the descriptors are fetched while the experts are.
     mbarrier.expect(known, BYTES1 + BYTES)
     _copy_unit(
-        desc_w1,
-        desc_s1,
-        words1.index(0),
-        scales1.index(0),
-        known,
-        0,
-        0,
-        0,
-        ring_steps(H // 32, SB) + 8,
-        True,
-        SB,
-    )
+        desc_w1, desc_s1, words1.index(0), scales1.index(0), known, 0, 0, 0, ring_steps(H // 32, SB) + 8, True, SB
+    )  # fmt: skip
     _copy_unit(
         desc_w2, desc_s2, words2.index(1), scales2.index(2), known, 0, 0, 0, STEPS2 + 8, True, SB
     )
     slot = 0
     phase = 1
-    lo1, hi1 = pooled(M * (TOPK * TILES), gl.program_id(0))
-    from1, to1 = tokens_of(lo1, hi1, TOPK * TILES, M, POOLED)
+    lo1, hi1 = stage1_share(M, TOPK * TILES)
+    from1, to1 = tokens_of(lo1, hi1, TOPK * TILES)
     for m in range(from1, to1):
-        lo, hi = stage1_range(lo1, hi1, TOPK * TILES, m, POOLED)
+        lo, hi = units_of(lo1, hi1, m, TOPK * TILES)
         for first in range(lo, hi, PASS):
             e0 = _expert(ids_ptr, m * TOPK + first // TILES, num_experts) * APART
             e1 = (
@@ -161,11 +126,11 @@ def produce(
     wrapped = (slot == 0).to(gl.int32)
     last = slot - 1 + wrapped * SLOTS
     mbarrier.wait(full.index(last), phase ^ wrapped ^ 1, pred=(slot != 0) | (phase == 0))
-    lo2, hi2 = pooled(M * (H // 32), gl.num_programs(0) - 1 - gl.program_id(0))
-    from2, to2 = tokens_of(lo2, hi2, H // 32, M, POOLED)
+    lo2, hi2 = stage2_share(M, H // 32)
+    from2, to2 = tokens_of(lo2, hi2, H // 32)
     for m in range(from2, to2):
-        first_unit, end_unit, by = stage2_range(lo2, hi2, H // 32, m, POOLED)
-        for unit in range(first_unit, end_unit, by):
+        first, end = units_of(lo2, hi2, m, H // 32)
+        for unit in range(first, end):
             for group in range(GROUPS):
                 slot, phase = _copy_slots(
                     desc_w2, desc_s2, words2, scales2, full, empty, slot, phase, ids_ptr + m * TOPK, group, unit,

@@ -1,4 +1,4 @@
-"""The one-launch form: a layer of a token or two in one kernel (``whole.py``)."""
+"""The one-launch form: a layer of a few tokens in one kernel (``whole.py``)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ def _most_topk(inter: int) -> int:
 @dataclass(frozen=True)
 class WholeConfig:
     """``slots`` of the ring (32 KB of weights each), fewer where a layer's columns leave less room. The table takes
-    the form up to ``most_tokens``: K3's three tokens were not faster (40.0 us for 39.5), nor gpt-oss's two."""
+    the form up to ``most_tokens``. ``halves``: stage 1 with both halves of K side by side (``whole_halves``)."""
 
     slots: int = 3
-    most_tokens: int = 2
-    pooled: bool = False
+    most_tokens: int = 4
     halves: bool = False
 
 
@@ -120,6 +119,6 @@ def run_whole(
         r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
         H=H, I=I, LAYOUT=r.w13_layout, ACTIVATION=r.activation, HAS_LIMIT=r.limit is not None,
         HAS_BIAS13=r.bias13 is not None, HAS_BIAS2=r.bias2 is not None, TOPK=topk, SB=BLOCKS,
-        SLOTS=min(config.slots, fitting_slots(H, I, topk, both == 2)), POOLED=config.pooled or config.halves,
-        HALVES=config.halves, num_warps=8, launch_cooperative_grid=True,
+        SLOTS=min(config.slots, fitting_slots(H, I, topk, both == 2)), HALVES=config.halves, num_warps=8,
+        launch_cooperative_grid=True,
     )  # fmt: skip

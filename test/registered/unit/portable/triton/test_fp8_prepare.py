@@ -28,5 +28,15 @@ def test_prepare(results, name, rows, what):
     assert results[f"{name}-{rows}"][what], results[f"{name}-{rows}"]
 
 
+@pytest.mark.parametrize("spread", ["0.5", "4"])
+@pytest.mark.parametrize("what", ["exact", "small", "nan"])
+def test_one_scale_a_row_keeps_mxfp8_values(results, spread, what):
+    assert results[f"by-row-{spread}"][what], results[f"by-row-{spread}"]
+
+
+def test_what_lies_far_below_a_rows_largest_is_rounded(results):
+    assert results["by-row-0.5"]["lossless"] and not results["by-row-4"]["lossless"]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

@@ -88,7 +88,7 @@ def test_hopper_forms_of_hostile_values(mode, name, spoil):
 
 @hopper
 @pytest.mark.parametrize("case", MANY_SLOTS, ids=lambda c: c.name)
-@pytest.mark.parametrize("name", ["whole", "whole-2-slots"])
+@pytest.mark.parametrize("name", ["whole", "whole-2-slots", "whole-halves"])
 def test_whole_layer_of_more_slots_than_registers_hold(name, case):
     runner, config = FORMS[name]
     case = dataclasses.replace(case, twice=True)
@@ -174,9 +174,10 @@ def test_a_capture_on_a_stream_that_never_ran_the_layer():
 
 
 @hopper
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("layout", ["separated", "gu_interleaved"])
-def test_whole_layer_replayed_a_thousand_times(layout, tokens):
+def test_whole_layer_replayed_a_thousand_times(layout, tokens, halves):
     """The programs of the one-launch form wait for each other: each replay, with other ids and tokens, gives the bits
     of an eager call of that form, and the output is poisoned in between."""
     from sglang_aiter_moe.portable.triton import workspace
@@ -192,8 +193,8 @@ def test_whole_layer_replayed_a_thousand_times(layout, tokens):
         topk=8,
         tokens=tokens,
     )
-    calls = []
-    run_case(case, "cuda", 3, lambda r, *o: (calls.append((r, o)), run_whole(r, *o, WholeConfig())))
+    calls, config = [], WholeConfig(halves=halves)
+    run_case(case, "cuda", 3, lambda r, *o: (calls.append((r, o)), run_whole(r, *o, config)))
     r, operands = calls[0]
     x, ids, out = operands[0], operands[6], operands[-1]
     stream = torch.cuda.Stream()
@@ -201,15 +202,15 @@ def test_whole_layer_replayed_a_thousand_times(layout, tokens):
     graph = torch.cuda.CUDAGraph()
     g = torch.Generator(device="cuda").manual_seed(torch.seed() % 1000003)
     with torch.cuda.stream(stream):
-        run_whole(r, *operands, WholeConfig())
+        run_whole(r, *operands, config)
         with torch.cuda.graph(graph, stream=stream):
-            run_whole(r, *operands, WholeConfig())
-            run_whole(r, *operands, WholeConfig())
+            run_whole(r, *operands, config)
+            run_whole(r, *operands, config)
         for _ in range(1000):
             x.normal_(generator=g)
             ids.random_(-1, case.experts, generator=g)  # some of a token's alike, some slots empty
             out.fill_(float("nan"))
-            run_whole(r, *operands, WholeConfig())
+            run_whole(r, *operands, config)
             expected = out.clone()
             out.fill_(float("nan"))
             workspace.poison(

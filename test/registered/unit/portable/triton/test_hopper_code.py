@@ -73,9 +73,10 @@ def test_fp8_loop_only_reads_its_slots(results, name):
     assert not [op for op in ("STS", "STSM", "SHFL", "LDGSTS") if op in row["mix"]], row
     assert row["mix"]["LDSM"] == 8 and row["mix"]["QGMMA"] == 16 and row["mix"]["BAR"] <= 3, row
     scaled = name.endswith("A8W4")
-    # Triton after 3.6 spills where 16 rows are staged, outside the loop.
-    most = 16 if "by row, K 2880" in name and not table.fragments_stay_in_registers() else 0
-    assert bool(row["mix"].get("LDG")) == scaled and row["spills"] <= most, row
+    assert bool(row["mix"].get("LDG")) == scaled, row
+    # Triton after 3.6 spills where 16 rows are staged, outside the loop: 160 instructions.
+    most = 160 if "by row, K 2880" in name and not table.fragments_stay_in_registers() else 0
+    assert row["spills"] <= most and not {"LDL", "STL"} & set(row["mix"]), row
     assert row["instructions_per_weight"] <= FP8[name], row
 
 

@@ -209,17 +209,31 @@ def test_the_whole_layer_leaves_masks_and_wide_layers_to_others():
         assert hopper_table.choose(taken, 1, 2, *[scales] * 4)[0] is whole_launch.run_whole
 
 
-def test_the_whole_layer_takes_two_tokens_at_most():
-    """It was slower from three on (K3), whatever the pairs: top-4 has as many with 4 tokens as top-16 with 1."""
+def test_the_whole_layer_takes_four_tokens_at_most():
+    """More were not timed, whatever the pairs: top-4 has as many with 4 tokens as top-16 with 1. A single token of
+    up to 22 pairs is faster without halves (K3), in a long layer with them (gpt-oss)."""
     scales = torch.zeros(2 * 2 * 2880 * 96, dtype=torch.uint8)
-    for hidden, inter, topk, most in (3584, 384, 16, 2), (2880, 384, 4, 2), (2880, 2880, 4, 1):
+    for hidden, inter, topk, plain in (3584, 384, 16, 1), (2880, 384, 4, 1), (2880, 2880, 4, 0):
         layer = _layer(hidden, inter)
-        took = [
-            tokens
-            for tokens in range(1, 12)
-            if hopper_table.choose(layer, tokens, topk, *[scales] * 4)[0] is whole_launch.run_whole
-        ]
-        assert took == list(range(1, most + 1))
+        chosen = [hopper_table.choose(layer, n, topk, *[scales] * 4) for n in range(1, 12)]
+        took = [config.halves for run, config in chosen if run is whole_launch.run_whole]
+        assert took == [False] * plain + [True] * (4 - plain)
+
+
+@pytest.mark.parametrize(
+    "hidden, inter, topk, columns",
+    [
+        (3584, 384, 16, {128: 8, 256: 8}),
+        (2880, 2880, 4, {64: 8, 128: 8, 256: 16, 512: 16}),
+    ],
+)
+def test_one_scale_a_row_where_it_was_faster(hidden, inter, topk, columns):
+    layer = replace(_layer(hidden, inter), mode="A8W4", requantization="epilogue")
+    scales = torch.zeros(2 * 2 * max(hidden * 96, inter * 112), dtype=torch.uint8)
+    for tokens in (1, *columns):
+        runner, config = hopper_table.choose(layer, tokens, topk, *[scales] * 4)
+        assert runner is fp8_launch.run_fp8
+        assert (config.n if config.by_row else None) == columns.get(tokens)
 
 
 def test_the_whole_layer_refuses_more_experts_a_token_than_fit():
