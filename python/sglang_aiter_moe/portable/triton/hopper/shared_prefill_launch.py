@@ -9,7 +9,7 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sglang_aiter_moe.portable.request import A8W4, SEPARATED, KernelRequest
+from sglang_aiter_moe.portable.request import A8W4, SEPARATED
 from sglang_aiter_moe.portable.triton.hopper import mx_prefill_launch, prefill_launch
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import (
     RULES,
@@ -80,12 +80,7 @@ class SharedPrefillConfig:
                 object.__setattr__(self, name, Rings(**getattr(self, name)))
 
 
-def supports(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:
-    return (
-        mx_prefill_launch.supports(r, w1_scale, w2_scale)
-        and r.hidden_size >= 128
-        and r.hidden_size % 32 == r.intermediate_size % 32 == 0
-    )
+supports = mx_prefill_launch.supports
 
 
 def descriptors(weight, scale, outer: int, both: int, rows: int, columns: int):
