@@ -63,7 +63,7 @@ CANDIDATES = {
         PrefillConfig(64, regs1=128, regs2=128), PrefillConfig(96, regs1=128, regs2=128), PrefillConfig(160),
         PrefillConfig(128, r1=256, r2=256),
         MxPrefillConfig(48, regs1=128, regs2=128), MxPrefillConfig(48, 64, 4, 64, 4, 0, 128, 128), MxPrefillConfig(160),
-        S(160), S(128, Rings(decoders=8, loader_regs=56), Rings(decoders=8, loader_regs=56)),
+        S(160, Rings(8, steps=2), Rings(6, 8), 7, True), S(160, Rings(7, 6, steps=2), Rings(7, 6, steps=2)),
     ],
 }  # fmt: skip
 

@@ -66,14 +66,13 @@ FORMS = {
     "mx_prefill-wide": (run_mx_prefill, MxPrefillConfig(160)),
     "mx_prefill-4-warps": (run_mx_prefill, MxPrefillConfig(64, 64, 4, 64, 4)),
     "shared_prefill": (
-        run_shared_prefill, SharedPrefillConfig(32, Rings(3, 3, 2), Rings(4, 2, 2), tiles=2, kept=True),
+        run_shared_prefill, SharedPrefillConfig(32, Rings(3, 2), Rings(4, 2), tiles=2, kept=True),
     ),
     "shared_prefill-wide": (
-        run_shared_prefill, SharedPrefillConfig(160, Rings(3, 3, 2, steps=2), Rings(3, 3, 3, steps=1)),
+        run_shared_prefill, SharedPrefillConfig(160, Rings(3, 2, steps=2), Rings(3, 3, steps=1)),
     ),
-    "shared_prefill-8-decoders": (
-        run_shared_prefill, SharedPrefillConfig(32, Rings(4, 4, 3, 8, loader_regs=56),
-        Rings(2, 3, 2, 8, loader_regs=56, steps=2)),
+    "shared_prefill-4-loaders": (
+        run_shared_prefill, SharedPrefillConfig(32, Rings(4, 3, 4, 56), Rings(3, 3, steps=2)),
     ),
 }  # fmt: skip
 """Name -> (launch function, configuration)."""
@@ -90,7 +89,7 @@ MODES = {
     "mx_prefill-4-warps": ("A8W4", "A4W4"),
     "shared_prefill": ("A8W4", "A4W4"),
     "shared_prefill-wide": ("A8W4", "A4W4"),
-    "shared_prefill-8-decoders": ("A8W4", "A4W4"),
+    "shared_prefill-4-loaders": ("A8W4", "A4W4"),
 }
 """Modes of a form; of others A16W4."""
 SHAPES = [

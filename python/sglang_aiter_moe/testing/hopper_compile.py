@@ -138,16 +138,16 @@ def forms() -> dict[str, tuple]:
             "R": long.r2, "W": long.w2}, MX, long.w2, long.n,
         ),
         "shared prefill stage 1": (
-            stage1_shared, STAGE1 | rows | {"T": shared.n} | shared.one.constants(), MX | {"a_scale_ptr": "u8"}, 8, 128,
+            stage1_shared, STAGE1 | rows | {"T": shared.n} | shared.one.constants(), MX | {"a_scale_ptr": "u8"}, 4, 128,
         ),
         "shared prefill stage 2": (
             stage2_shared, K3 | {"WIDE": False, "A_STRIDE": 384, "HAS_BIAS": False, "TILES": shared.tiles,
-            "KEPT": shared.kept, "T": shared.n} | shared.two.constants(), MX, 8, 128,
+            "KEPT": shared.kept, "T": shared.n} | shared.two.constants(), MX, 4, 128,
         ),
         "shared prefill stage 1, K 2880": (
             stage1_shared, STAGE1 | rows | oss | {"X_STRIDE": 2944, "A_STRIDE": 2944, "HAS_BIAS": True,
             "HAS_LIMIT": True, "ACTIVATION": "swiglu", "T": shared_long.n} | shared_long.one.constants(),
-            MX | {"a_scale_ptr": "u8"}, 8, 128,
+            MX | {"a_scale_ptr": "u8"}, 4, 128,
         ),
     }  # fmt: skip
 
@@ -155,9 +155,11 @@ def forms() -> dict[str, tuple]:
 def descriptor_type(name: str, c: dict) -> str:
     """As the launcher names it; the boxes are those of ``fp8_launch``, with a number of ``whole_launch``."""
     both = 2 if c.get("LAYOUT") == "separated" and not name.endswith("2") else 1
-    if "DW" in c:  # shared_prefill_launch
-        box = [both, 8 // both, 8, 32] if name == "desc_w" else [both, 4 // both, 2, 32]
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
+    if "CREGS" in c:  # shared_prefill_launch
+        box, swizzle = [both, 8 // both, 8, 32], 128
+        if name == "desc_s":
+            box, swizzle = [both, 2 // both, 4, 16], 64
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=4)
         return f"tensordesc<i32{box},{layout!r}>"
     whole = name[-1].isdigit()
     w, swizzle = 2 if whole else c["W"], 128

@@ -78,9 +78,10 @@ def run_x(fmt: str, name: str, rows: bool) -> dict:
     )  # fmt: skip
     _, _, exact = quantized(x.float(), fmt)
     exact = torch.nn.functional.pad(exact, (0, STRIDE - HIDDEN))
-    codes = codes if rows else original_order(codes)
     what = "x-rows" if rows else "x"
-    return judged(f"{what}-{fmt}-{name}", codes, scale, exact, counts.item() == TOKENS)
+    return judged(
+        f"{what}-{fmt}-{name}", original_order(codes), scale, exact, counts.item() == TOKENS
+    )
 
 
 def run_a(fmt: str, name: str, rows: bool) -> dict:
@@ -97,7 +98,7 @@ def run_a(fmt: str, name: str, rows: bool) -> dict:
         )
     else:
         fold_kernel[(-(-count // 8),)](*operands, SHIFT=shift, GROUPS=8)
-    codes = codes if rows else original_order(codes)
+    codes = original_order(codes)
     return judged(f"{'a-rows' if rows else 'a'}-{fmt}-{name}", codes, scale, exact, True)
 
 

@@ -60,7 +60,7 @@ EXECUTED = [
     "mx_prefill-wide/A4W4/small",
     "shared_prefill/A8W4/oss-gui",
     "shared_prefill-wide/A4W4/k3-like",
-    "shared_prefill-8-decoders/A8W4/gui",
+    "shared_prefill-4-loaders/A8W4/gui",
 ]
 """Each form, mode, layout and shape (K3's, gpt-oss's) at least once."""
 

@@ -53,9 +53,9 @@ def block_layout(W):
 
 
 @gluon.jit
-def quantize_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
-    """``y [S, 32, N]``, a scale block along axis 1, to MXFP8 or MXFP4 by ``codecs.mx_scale``'s rules: the elements as
-    float32, and the scales' E8M0 bytes ``[S, N]``. Inf and NaN give 255, under which elements mean nothing."""
+def scale_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
+    """``y [S, 32, N]``, a scale block along axis 1, by ``codecs.mx_scale``'s rules: divided by the scales, and the
+    scales' E8M0 bytes ``[S, N]``. Inf and NaN give 255, under which elements mean nothing."""
     EMAX: gl.constexpr = 8 if FORMAT == "e4m3" else 2
     MAX: gl.constexpr = 448.0 if FORMAT == "e4m3" else 6.0
     bits = gl.max(y.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
@@ -65,7 +65,13 @@ def quantize_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
         quotient = bits.to(gl.float32, bitcast=True) / MAX
         exponent = (quotient.to(gl.int32, bitcast=True) + 0x7FFFFF) >> 23
     exponent = gl.where(bits >= INF_BITS, 255, exponent)
-    scaled = y * gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 1)
+    return y * gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 1), exponent
+
+
+@gluon.jit
+def quantize_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
+    """The same to MXFP8 or MXFP4: the elements as float32."""
+    scaled, exponent = scale_blocks(y, FORMAT, RULE)
     if FORMAT == "e4m3":
         return scaled.to(gl.float8e4nv).to(gl.float32), exponent
     else:

@@ -1,14 +1,14 @@
-"""The product of the shared prefill form (A8W4, A4W4, many tokens): both operands of fp8 ``wgmma`` from shared memory
-(Gluon).
+"""The product of the shared prefill form (A8W4, A4W4, many tokens): fp8 ``wgmma``, tokens from shared memory, weights
+from registers (Gluon).
 
-Five roles in a program, one program an SM, none of which waits for the others but through rings:
+Four roles in a program, one program an SM, none of which waits for the others but through rings:
 
 * *weights*, one warp: bulk copies of words and scales, as AITER stored them, into a ring;
 * *tokens*: ``cp.async`` of 128 columns of a block's rows into a ring;
 * *facts*, one warp: reads ahead what a tile needs once (rows' largest scales, pairs, tokens' scales);
-* *decoders*: words of a slot become e5m2 (``mx_prefill``: relative to their row's largest scale), in the layout that
-  ``wgmma`` reads, once for all tokens of the block;
-* *consumers*, eight warps: nothing but products, sums and what follows a tile. They are here.
+* *consumers*, two groups of four warps, for the tile's first and last 64 rows: words become e5m2 (``mx_prefill``:
+  relative to their row's largest scale), are multiplied, and what follows a tile. They are here. The groups do not wait
+  for each other but where a ring is full, so that one multiplies while the other decodes, adds or finishes a tile.
 
 **Numbers.** A token has one scale for its whole row, so that products of any number of steps can share an accumulator;
 P steps of 128 columns do (fp8 ``wgmma`` adds with few bits), then they are added in float32.
@@ -25,79 +25,93 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from sglang_aiter_moe.portable.triton.hopper.fp8 import acc_layout, barrier
+from sglang_aiter_moe.portable.triton.hopper.mx_prefill import decode_step, operand
+from sglang_aiter_moe.portable.triton.hopper.prefill import lane_layout
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_decode import (
+    HALF,
+    WARPS,
+    lane_scales,
+    lane_words,
+    load_slot,
+)
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import (
-    ROWS,
     advance,
     most1,
     most2,
     narrow,
 )
 
-CONSUMERS = gl.constexpr(8)
-"""Warps."""
+
+@gluon.jit
+def first_words(ring, BH: gl.constexpr, BESIDE: gl.constexpr, g: gl.constexpr):
+    """Loads the first step's words, and where the rings stand then: (words, scale words), (slot, parity) of words, of
+    tokens."""
+    full, empty = ring[2]
+    mbarrier.wait(full.index(0), 0)
+    loaded = load_slot(ring, 0, BH, BESIDE, g)
+    fence_async_shared()
+    barrier()
+    mbarrier.arrive(empty.index(0))
+    return loaded[0], loaded[1], 0, 0, 0, 0
 
 
 @gluon.jit
-def release(operand_bars, token_bars, slot, token_slot, last_use):
-    """Both slots have been read, by all."""
-    barrier()
-    mbarrier.arrive(operand_bars[1].index(slot))
-    mbarrier.arrive(token_bars[1].index(token_slot), pred=last_use)
+def start(ops, tokens, N: gl.constexpr, MOST: gl.constexpr, part, more: gl.constexpr):
+    """Starts a step's four products."""
+    for u in gl.static_range(4):
+        a = operand(ops[u], N, HALF, WARPS)
+        x = narrow(tokens, N, MOST).slice(u * 32, 32, dim=1).permute((1, 0))
+        part = warpgroup_mma(a, x, part, use_acc=more or u > 0, is_async=True)
+    return part
 
 
 @gluon.jit
 def some_steps(
-    tokens, operand_ring, at, last_use, P: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr, T: gl.constexpr,
-    TS: gl.constexpr, AS: gl.constexpr, SAME: gl.constexpr,
+    tokens, ring, at, reference, step, last, last_use, P: gl.constexpr, STEPS: gl.constexpr, N1: gl.constexpr,
+    N2: gl.constexpr, T: gl.constexpr, TS: gl.constexpr, PS: gl.constexpr, BH: gl.constexpr, BESIDE: gl.constexpr,
+    g: gl.constexpr,
 ):  # fmt: skip
-    """``[128, N1]`` and ``[128, N2]``: P steps in one accumulator. SAME: tokens are where the operands are."""
+    """``[64, N1]`` and ``[64, N2]`` of group ``g``: P steps from ``step`` on in one accumulator. ``last``: no tile
+    follows."""
     tokens1, tokens2, token_bars = tokens
-    operands, operand_bars = operand_ring
-    slot, phase, ts, tp = at
-    W: gl.constexpr = CONSUMERS
-    part1 = warpgroup_mma_init(gl.zeros([ROWS, N1], gl.float32, layout=acc_layout(N1, W)))
+    token_full, token_empty = token_bars
+    full, empty = ring[2]
+    words, scales, slot, phase, ts, tp = at
+    part1 = warpgroup_mma_init(gl.zeros([HALF, N1], gl.float32, layout=acc_layout(N1, WARPS)))
     part2 = 0
     if N2 > 0:
-        part2 = warpgroup_mma_init(gl.zeros([ROWS, N2], gl.float32, layout=acc_layout(N2, W)))
-    if SAME:
-        ts = slot
-        tp = phase
-    before = slot + 0
-    token_before = ts + 0
+        part2 = warpgroup_mma_init(gl.zeros([HALF, N2], gl.float32, layout=acc_layout(N2, WARPS)))
     for p in gl.static_range(P):
-        mbarrier.wait(token_bars[0].index(ts), tp)
-        mbarrier.wait(operand_bars[0].index(slot), phase)
+        ops = decode_step(
+            lane_words(words, BH, BESIDE), lane_scales(scales, step + p, BH, BESIDE), reference, HALF, WARPS
+        )  # fmt: skip
+        mbarrier.wait(token_full.index(ts), tp)
         fence_async_shared()
-        a = operands.index(slot)
-        x1 = narrow(tokens1.index(ts), N1, most1(T)).permute((1, 0))
-        part1 = warpgroup_mma(a, x1, part1, use_acc=p > 0, is_async=True)
+        part1 = start(ops, tokens1.index(ts), N1, most1(T), part1, p > 0)
         if N2 > 0:
-            x2 = narrow(tokens2.index(ts), N2, most2(T)).permute((1, 0))
-            part2 = warpgroup_mma(a, x2, part2, use_acc=p > 0, is_async=True)
-        if p > 0:
-            if N2 > 0:
-                part1, part2 = warpgroup_mma_wait(2, deps=[part1, part2])
-                part1, part2 = warpgroup_mma_init(part1), warpgroup_mma_init(part2)
-            else:
-                part1 = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[part1]))
-            release(operand_bars, token_bars, before, token_before, last_use)
-        before = slot + 0
-        token_before = ts + 0
-        slot, phase = advance(slot, phase, AS)
-        if SAME:
-            ts = slot
-            tp = phase
+            part2 = start(ops, tokens2.index(ts), N2, most2(T), part2, p > 0)
+        # The next step's words; after the last this slot once more, which nobody fills again.
+        more = (step + p < STEPS - 1) | (last == 0)
+        next_slot, next_phase = advance(slot, phase, PS)
+        next_slot = gl.where(more, next_slot, slot)
+        mbarrier.wait(full.index(next_slot), next_phase, pred=more)
+        words, scales = load_slot(ring, next_slot, BH, BESIDE, g)
+        fence_async_shared()
+        if N2 > 0:
+            part1, part2 = warpgroup_mma_wait(0, deps=[part1, part2])
         else:
-            ts, tp = advance(ts, tp, TS)
-    if N2 > 0:
-        part1, part2 = warpgroup_mma_wait(0, deps=[part1, part2])
-    else:
-        part1 = warpgroup_mma_wait(0, deps=[part1])
-    release(operand_bars, token_bars, before, token_before, last_use)
-    if SAME:
-        return part1, part2, (slot, phase, 0, 0)
-    else:
-        return part1, part2, (slot, phase, ts, tp)
+            part1 = warpgroup_mma_wait(0, deps=[part1])
+        barrier()
+        mbarrier.arrive(token_empty.index(ts), pred=last_use)
+        mbarrier.arrive(empty.index(next_slot), pred=more)
+        if p < P - 1:
+            part1 = warpgroup_mma_init(part1)
+            if N2 > 0:
+                part2 = warpgroup_mma_init(part2)
+        slot = next_slot
+        phase = next_phase
+        ts, tp = advance(ts, tp, TS)
+    return part1, part2, (words, scales, slot, phase, ts, tp)
 
 
 @gluon.jit
@@ -110,36 +124,41 @@ def add(acc1, acc2, part1, part2, N2: gl.constexpr):
 
 @gluon.jit
 def multiply_tile(
-    tokens, operand_ring, at, last_use, STEPS: gl.constexpr, P: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr,
-    T: gl.constexpr, TS: gl.constexpr, AS: gl.constexpr, SAME: gl.constexpr,
+    tokens, ring, at, facts, here, last, last_use, STEPS: gl.constexpr, P: gl.constexpr, N1: gl.constexpr,
+    N2: gl.constexpr, T: gl.constexpr, TS: gl.constexpr, PS: gl.constexpr, BH: gl.constexpr, BESIDE: gl.constexpr,
+    g: gl.constexpr,
 ):  # fmt: skip
-    """All steps of a row tile, and where the rings stand then. ``at``: slot and parity of operands, of tokens."""
-    W: gl.constexpr = CONSUMERS
+    """All steps of a row tile, and where the rings stand then (``first_words``)."""
+    L: gl.constexpr = gl.SliceLayout(1, lane_layout(HALF, WARPS, 1))
+    reference = facts[0].index(here).slice(g * HALF, HALF).load(L)
     if STEPS <= P:
-        return some_steps(tokens, operand_ring, at, last_use, STEPS, N1, N2, T, TS, AS, SAME)
+        return some_steps(
+            tokens, ring, at, reference, 0, last, last_use, STEPS, STEPS, N1, N2, T, TS, PS, BH, BESIDE, g
+        )  # fmt: skip
     else:
-        acc1 = gl.zeros([ROWS, N1], gl.float32, layout=acc_layout(N1, W))
+        acc1 = gl.zeros([HALF, N1], gl.float32, layout=acc_layout(N1, WARPS))
         acc2 = 0
         if N2 > 0:
-            acc2 = gl.zeros([ROWS, N2], gl.float32, layout=acc_layout(N2, W))
-        for _g in range(STEPS // P):
+            acc2 = gl.zeros([HALF, N2], gl.float32, layout=acc_layout(N2, WARPS))
+        for group in range(STEPS // P):
             part1, part2, at = some_steps(
-                tokens, operand_ring, at, last_use, P, N1, N2, T, TS, AS, SAME
-            )
+                tokens, ring, at, reference, group * P, last, last_use, P, STEPS, N1, N2, T, TS, PS, BH, BESIDE, g
+            )  # fmt: skip
             acc1, acc2 = add(acc1, acc2, part1, part2, N2)
         if STEPS % P > 0:
             part1, part2, at = some_steps(
-                tokens, operand_ring, at, last_use, STEPS % P, N1, N2, T, TS, AS, SAME
-            )
+                tokens, ring, at, reference, STEPS - STEPS % P, last, last_use, STEPS % P, STEPS, N1, N2, T, TS, PS,
+                BH, BESIDE, g,
+            )  # fmt: skip
             acc1, acc2 = add(acc1, acc2, part1, part2, N2)
         return acc1, acc2, at
 
 
 @gluon.jit
-def halves(v, R: gl.constexpr, N: gl.constexpr):
+def halves(v, N: gl.constexpr):
     """The first and the last N / 2 columns of an accumulator."""
-    first, last = gl.split(gl.permute(gl.reshape(v, (R, 2, N // 2)), (0, 2, 1)))
-    L: gl.constexpr = acc_layout(N // 2, CONSUMERS)
+    first, last = gl.split(gl.permute(gl.reshape(v, (HALF, 2, N // 2)), (0, 2, 1)))
+    L: gl.constexpr = acc_layout(N // 2, WARPS)
     return (
         gl.convert_layout(first, L, assert_trivial=True),
         gl.convert_layout(last, L, assert_trivial=True),

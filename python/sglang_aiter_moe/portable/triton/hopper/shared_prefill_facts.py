@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from sglang_aiter_moe.portable.triton.hopper.fp8 import barrier
 from sglang_aiter_moe.portable.triton.hopper.mx_prefill import REFERENCE_EXPONENT
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill_decode import product_rows
-from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import FACTS, ROWS, advance
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import FACTS, advance
 
 
 @gluon.constexpr_function
@@ -69,11 +69,10 @@ def tile_facts(
     even = gl.maximum(even & 0xFFFF, even >> 16)
     odd = gl.maximum(odd & 0xFFFF, odd >> 16)
     reference = gl.max(gl.join(even, odd), axis=1)  # [4, 16, 2]
-    reference = gl.reshape(gl.permute(reference, (0, 2, 1)), (4, 2, 2, 8))
+    reference = product_rows(gl.reshape(gl.permute(reference, (0, 2, 1)), (4, 2, 2, 8)), BH, BESIDE)
     nan = reference == 255
     bits = gl.where(nan, 255, gl.maximum(reference - REFERENCE_EXPONENT, 0)) << 23
     factor = gl.where(nan, bits | 0x400000, bits).to(gl.float32, bitcast=True)
-    factor = gl.reshape(product_rows(gl.reshape(factor, (4, 2, 2, 8, 1)), 1, BH, BESIDE), (ROWS,))
     mbarrier.wait(empty.index(here), phase ^ 1)
     references.index(here).store(reference)
     factors.index(here).store(factor)

@@ -1,4 +1,4 @@
-"""Many tokens in A8W4 and A4W4, both operands from shared memory: rank, blocks, place, stage 1, fold, stage 2, sum."""
+"""Many tokens in A8W4 and A4W4, tokens and words through rings: rank, blocks, place, stage 1, fold, stage 2, sum."""
 
 from __future__ import annotations
 
@@ -32,33 +32,40 @@ from sglang_aiter_moe.portable.triton.workspace import carve
 
 @dataclass(frozen=True)
 class Rings:
-    """Slots of tokens, of decoded operands and of packed words; warps that decode (4 or 8) and that load tokens;
-    registers of a decoder's and of a loader's thread; steps of 128 columns in one accumulator; programs an SM."""
+    """Slots of tokens (three or more: with two ptxas of CUDA 12.8 ends with a signal for some widths) and of packed
+    words (two or more: a step's are loaded before those before are released); warps that load tokens; registers of a
+    loader's thread; steps of 128 columns in one accumulator; programs an SM."""
 
     tokens: int = 4
-    operands: int = 4
     words: int = 4
-    decoders: int = 4
     loaders: int = 2
-    decoder_regs: int = 64
     loader_regs: int = 64
     steps: int = 4
     programs: int = 1
 
     @property
+    def warp_groups(self) -> int:
+        return 2 + -(-(self.loaders + 2) // 4)
+
+    @property
     def maxnreg(self) -> int:
         """Registers of a thread at the launch, all roles alike; the warps of roles fill whole warp groups."""
-        warps = -(-(8 + self.decoders + self.loaders + 2) // 4) * 4
-        return 65536 // (self.programs * warps * 32) // 8 * 8
+        return 65536 // (self.programs * self.warp_groups * 128) // 8 * 8
+
+    @property
+    def consumer_regs(self) -> int:
+        """What the others leave to a consumer's thread."""
+        left = self.maxnreg * self.warp_groups - self.loader_regs * (self.warp_groups - 2)
+        return min(left // 2 // 8 * 8, 240)
 
     def shared(self, n: int) -> int:
         """Bytes of shared memory of blocks of ``n`` tokens, without barriers and what conversions exchange."""
-        return self.words * 9216 + self.tokens * n * 128 + self.operands * 16384 + 4 * 3072
+        return self.words * 9216 + self.tokens * n * 128 + 4 * 3072
 
     def constants(self) -> dict:
         return {
-            "maxnreg": self.maxnreg, "P": self.steps, "TS": self.tokens, "AS": self.operands, "PS": self.words,
-            "DW": self.decoders, "LW": self.loaders, "DREGS": self.decoder_regs, "LREGS": self.loader_regs,
+            "maxnreg": self.maxnreg, "P": self.steps, "TS": self.tokens, "PS": self.words, "LW": self.loaders,
+            "CREGS": self.consumer_regs, "LREGS": self.loader_regs,
         }  # fmt: skip
 
 
@@ -84,8 +91,8 @@ supports = mx_prefill_launch.supports
 
 
 def descriptors(weight, scale, outer: int, both: int, rows: int, columns: int):
-    """128 rows and 128 columns, as ``fp8_launch`` sees them, words: ``[outer, 16-row tiles, half blocks, 32]``, scales
-    ``[outer, 32-row groups, .., 32]``."""
+    """Words ``[outer, 16-row tiles, half blocks, 32]`` of 128 rows and 128 columns, as ``fp8_launch`` sees them; scales
+    ``[outer, 32-row groups, blocks, 16]`` of one consumers' group, and of 256 columns."""
     L = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
     kb, kq = columns // 16, -(-columns // 256) * 2
     return (
@@ -93,7 +100,8 @@ def descriptors(weight, scale, outer: int, both: int, rows: int, columns: int):
             weight, [outer, rows // 16, kb, 32], [rows * columns // 8, columns * 2, 32, 1], [both, 8 // both, 8, 32], L
         ),
         TensorDescriptor(
-            scale, [outer, rows // 32, kq, 32], [rows * kq, kq * 32, 32, 1], [both, 4 // both, 2, 32], L
+            scale, [outer, rows // 32, kq * 2, 16], [rows * kq, kq * 32, 16, 1], [both, 2 // both, 4, 16],
+            gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=4),
         ),
     )  # fmt: skip
 
@@ -136,7 +144,7 @@ def run_shared_prefill(
         ws["a_block_scale"], pairs, topk, r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
         H=H, I=I, X_STRIDE=x_stride, A_STRIDE=a_stride, LAYOUT=r.w13_layout, ACTIVATION=r.activation,
         HAS_LIMIT=r.limit is not None, HAS_BIAS=r.bias13 is not None, FORMAT=fmt, RULE=rule, VIA_BF16=via_bf16,
-        WIDE=wide, T=c.n, **c.one.constants(), num_warps=8,
+        WIDE=wide, T=c.n, **c.one.constants(), num_warps=4,
     )  # fmt: skip
     rows = max(1, 8192 // a_stride)
     rows = 1 << (rows.bit_length() - 1)
@@ -149,6 +157,6 @@ def run_shared_prefill(
         *descriptors(w2.view(torch.int32), s2, E, 1, H, I),
         ws["a"], ws["a_scale"], s2, topk_weights if r.bias2 is None else r.bias2, *block_lists(ws), ws["part"], pairs,
         H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, WIDE=wide, TILES=c.tiles, KEPT=kept, T=c.n,
-        **c.two.constants(), num_warps=8,
+        **c.two.constants(), num_warps=4,
     )  # fmt: skip
     prefill_launch.combine(r, ws, topk_weights, topk_ids, out, c.combine)

@@ -25,6 +25,8 @@ ROWS = gl.constexpr(128)
 """Rows of weights of a tile."""
 FACTS = gl.constexpr(4)
 """Tiles that the facts' warp is ahead."""
+GROUPS = gl.constexpr(2)
+"""Of consumers (``shared_prefill``)."""
 SLOT_BYTES = gl.constexpr(8192 + 1024)
 """Words and scales of a step."""
 
@@ -78,26 +80,23 @@ def plain(dtype: gl.constexpr, shape: gl.constexpr):
 
 @gluon.jit
 def make_rings(
-    desc_w, desc_s, BH: gl.constexpr, T: gl.constexpr, TS: gl.constexpr, AS: gl.constexpr, PS: gl.constexpr,
-    LW: gl.constexpr,
+    desc_w, desc_s, BH: gl.constexpr, T: gl.constexpr, TS: gl.constexpr, PS: gl.constexpr, LW: gl.constexpr
 ):  # fmt: skip
-    """(words, scales, barriers), (tokens, more tokens, barriers), (operands, barriers), (references, row factors,
-    pairs, tokens' scales, barriers)."""
+    """(words, scales, barriers), (tokens, more tokens, barriers), (references, row factors, pairs, tokens' scales,
+    barriers)."""
     L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     words = gl.allocate_shared_memory(gl.int32, [PS, BH, 8 // BH, 8, 32], desc_w.layout)
-    scales = gl.allocate_shared_memory(gl.int32, [PS, BH, 4 // BH, 2, 32], desc_s.layout)
+    scales = gl.allocate_shared_memory(gl.int32, [PS * 2, BH, 2 // BH, 4, 16], desc_s.layout)
     tokens1 = gl.allocate_shared_memory(gl.float8e4nv, [TS, most1(T), 128], L)
     tokens2 = 0
     if most2(T) > 0:
         tokens2 = gl.allocate_shared_memory(gl.float8e4nv, [TS, most2(T), 128], L)
-    operands = gl.allocate_shared_memory(gl.float8e5, [AS, ROWS, 128], L)
     facts = (
-        plain(gl.int32, [FACTS, 4, 2, 2, 8]), plain(gl.float32, [FACTS, ROWS]), plain(gl.int32, [FACTS, 256]),
-        plain(gl.float32, [FACTS, 256]), barriers(FACTS, 1, 2),
+        plain(gl.int32, [FACTS, ROWS]), plain(gl.float32, [FACTS, ROWS]), plain(gl.int32, [FACTS, 256]),
+        plain(gl.float32, [FACTS, 256]), barriers(FACTS, 1, GROUPS),
     )  # fmt: skip
     rings = (
-        (words, scales, barriers(PS, 1, 1)), (tokens1, tokens2, barriers(TS, 32 * LW, 1)),
-        (operands, barriers(AS, 1, 1)), facts,
+        (words, scales, barriers(PS, 1, GROUPS)), (tokens1, tokens2, barriers(TS, 32 * LW, GROUPS)), facts,
     )  # fmt: skip
     fence_async_shared()
     return rings
@@ -105,7 +104,7 @@ def make_rings(
 
 @gluon.jit
 def copy_weights(
-    desc_w, desc_s, ring, slot, phase, first, tile, STEPS: gl.constexpr, PS: gl.constexpr
+    desc_w, desc_s, ring, slot, phase, first, tile, STEPS: gl.constexpr, PS: gl.constexpr, BH: gl.constexpr
 ):  # fmt: skip
     """All steps of one row tile; ``first`` and ``tile`` as the descriptors count (``ring.fill``)."""
     words, scales, bars = ring
@@ -115,7 +114,9 @@ def copy_weights(
         bar = full.index(slot)
         mbarrier.expect(bar, SLOT_BYTES)
         bulk_copy(desc_w, [first, tile, step * 8, 0], bar, words.index(slot))
-        bulk_copy(desc_s, [first, tile // 2, step // 2 * 2, 0], bar, scales.index(slot))
+        for g in gl.static_range(GROUPS):
+            at = [first, tile // 2 + g * (2 // BH), step // 2 * 4, 0]
+            bulk_copy(desc_s, at, bar, scales.index(slot * 2 + g))
         slot, phase = advance(slot, phase, PS)
     return slot, phase
 

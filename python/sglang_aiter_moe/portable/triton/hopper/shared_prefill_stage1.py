@@ -11,9 +11,17 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_blocks import (
     columns2,
     number_of_choices,
 )
-from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import half_layout, quantize_blocks
-from sglang_aiter_moe.portable.triton.hopper.shared_prefill import CONSUMERS, halves, multiply_tile
-from sglang_aiter_moe.portable.triton.hopper.shared_prefill_decode import decode_tile
+from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import (
+    half_layout,
+    quantize_blocks,
+    scale_blocks,
+)
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill import (
+    first_words,
+    halves,
+    multiply_tile,
+)
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_decode import HALF, WARPS
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill_facts import (
     block_facts,
     fact_layout,
@@ -21,7 +29,6 @@ from sglang_aiter_moe.portable.triton.hopper.shared_prefill_facts import (
 )
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import (
     FACTS,
-    ROWS,
     advance,
     copy_tokens,
     copy_weights,
@@ -31,8 +38,8 @@ from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import (
 
 @gluon.constexpr_function
 def block_layout(N):
-    """``[2, 32, N]``: a scale block of a column in four lanes, eight values each."""
-    return gl.BlockedLayout([1, 8, 1], [1, 4, 8], [2, 1, 4], [1, 2, 0])
+    """``[1, 32, N]``: a scale block of a column in four lanes, eight values each."""
+    return gl.BlockedLayout([1, 8, 1], [1, 4, 8], [1, 1, 4], [1, 2, 0])
 
 
 @gluon.jit
@@ -51,13 +58,12 @@ def divide(a, b):
 
 
 @gluon.jit
-def tanh_parts(v):
-    """Numerator and denominator of the magnitude of tanh, as ``fp8_stage1.tanh_parts``."""
-    a = gl.abs(v)
-    e = exp2(a * -2.8853900817779268)
-    s = a * a
-    small = a * (1.0 + s * (-1.0 / 3 + s * (2.0 / 15 + s * (-17.0 / 315)))) * (1.0 + e)
-    return gl.where(a < 0.1, small, 1.0 - e), 1.0 + e
+def tanh_parts(v, scale):
+    """Numerator and denominator of the magnitude of tanh of ``v * scale``, scale positive. Below 2**-7 it is its
+    argument: a relative error of up to 2**-15.6 there and above, where ``1 - e`` cancels; E4M3 has 2**-4."""
+    a = gl.abs(v) * scale
+    e = exp2(gl.abs(v) * (scale * -2.8853900817779268))
+    return gl.where(a < 0.0078125, a * (1.0 + e), 1.0 - e), 1.0 + e
 
 
 @gluon.jit
@@ -69,8 +75,8 @@ def gate_up(
         g = gl.where(g > limit, limit, g)
         u = gl.where(u > limit, limit, gl.where(u < -limit, -limit, u))
     if ACTIVATION == "situv2":
-        gate, gate_below = tanh_parts(g * (1.0 / beta))
-        up, up_below = tanh_parts(u * (1.0 / linear_beta))
+        gate, gate_below = tanh_parts(g, 1.0 / beta)
+        up, up_below = tanh_parts(u, 1.0 / linear_beta)
         y = divide(
             (beta * linear_beta) * gate * up,
             gate_below * up_below * (1.0 + exp2(g * -1.4426950408889634)),
@@ -88,22 +94,23 @@ def activate(
     acc, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, FIRST: gl.constexpr,
     I: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_BIAS: gl.constexpr, FORMAT: gl.constexpr, RULE: gl.constexpr, VIA_BF16: gl.constexpr, N: gl.constexpr,
+    g: gl.constexpr,
 ):  # fmt: skip
     """``activate_columns`` in pieces of up to 32 columns: intermediates find registers, and exchange little memory."""
     if N > 32:
-        first, last = halves(acc, ROWS, N)
+        first, last = halves(acc, N)
         activate(
             first, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, FIRST, I,
-            A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N // 2,
+            A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N // 2, g,
         )  # fmt: skip
         activate(
             last, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta,
-            FIRST + N // 2, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N // 2,
+            FIRST + N // 2, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N // 2, g,
         )  # fmt: skip
     else:
         activate_columns(
             acc, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, FIRST, I,
-            A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N,
+            A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N, g,
         )  # fmt: skip
 
 
@@ -112,42 +119,41 @@ def activate_columns(
     acc, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, FIRST: gl.constexpr,
     I: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_BIAS: gl.constexpr, FORMAT: gl.constexpr, RULE: gl.constexpr, VIA_BF16: gl.constexpr, N: gl.constexpr,
+    g: gl.constexpr,
 ):  # fmt: skip
     """Columns FIRST .. FIRST + N - 1 of the block to bytes and scales of ``a``. Past I there are zeros."""
-    A: gl.constexpr = acc_layout(N, CONSUMERS)
-    factor = facts[1].index(here).load(gl.SliceLayout(1, A))
+    A: gl.constexpr = acc_layout(N, WARPS)
+    factor = facts[1].index(here).slice(g * HALF, HALF).load(gl.SliceLayout(1, A))
     token = facts[3].index(here).slice(FIRST, N).load(gl.SliceLayout(0, A))
     acc = acc * factor[:, None] * token[None, :]
-    Y: gl.constexpr = half_layout(N, ROWS, CONSUMERS)
-    gate, up = gl.split(gl.permute(gl.reshape(acc, (ROWS // 16, 2, 8, N)), (0, 2, 3, 1)))
-    gate = gl.convert_layout(gl.reshape(gate, (ROWS // 2, N)), Y, assert_trivial=True)
-    up = gl.convert_layout(gl.reshape(up, (ROWS // 2, N)), Y, assert_trivial=True)
+    Y: gl.constexpr = half_layout(N, HALF, WARPS)
+    gate, up = gl.split(gl.permute(gl.reshape(acc, (HALF // 16, 2, 8, N)), (0, 2, 3, 1)))
+    gate = gl.convert_layout(gl.reshape(gate, (HALF // 2, N)), Y, assert_trivial=True)
+    up = gl.convert_layout(gl.reshape(up, (HALF // 2, N)), Y, assert_trivial=True)
     if HAS_BIAS:
-        i = gl.minimum(i0 + gl.arange(0, ROWS // 2, layout=gl.SliceLayout(1, Y)), I - 1)
+        i = gl.minimum(i0 + gl.arange(0, HALF // 2, layout=gl.SliceLayout(1, Y)), I - 1)
         gate += gl.load(bias_ptr + i)[:, None]
         up += gl.load(bias_ptr + I + i)[:, None]
     y = gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
     if VIA_BF16:
         y = y.to(gl.bfloat16).to(gl.float32)
     B: gl.constexpr = block_layout(N)
-    y = gl.convert_layout(gl.reshape(y, (2, 32, N)), B)
-    if I % 64 != 0:
-        s = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))
-        k = gl.arange(0, 32, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))
-        inside = gl.expand_dims(s * 32, 1) + gl.expand_dims(k, 0) < I - i0
-        y = gl.where(gl.expand_dims(inside, 2), y, 0.0)
-    elif A_STRIDE > I:
+    y = gl.convert_layout(gl.reshape(y, (1, 32, N)), B)
+    if A_STRIDE > I:
         y = gl.where(i0 < I, y, 0.0)
-    y, exponent = quantize_blocks(y, FORMAT, RULE)
-    y = gl.reshape(y.to(gl.float8e4nv), (64, N))
+    if FORMAT == "e4m3":
+        y, exponent = scale_blocks(y, FORMAT, RULE)
+    else:
+        y, exponent = quantize_blocks(y, FORMAT, RULE)
+    y = gl.reshape(y.to(gl.float8e4nv), (32, N))
     OUT: gl.constexpr = y.type.layout
-    k = gl.arange(0, 64, layout=gl.SliceLayout(1, OUT))
+    k = gl.arange(0, 32, layout=gl.SliceLayout(1, OUT))
     pair = facts[2].index(here).slice(FIRST, N).load(gl.SliceLayout(0, OUT))
     out = a_ptr + pair.to(gl.int64)[None, :] * A_STRIDE + (i0 + k)[:, None]
     gl.store(out, y, mask=(pair < num_pairs)[None, :])
     E: gl.constexpr = exponent.type.layout
     pair = facts[2].index(here).slice(FIRST, N).load(gl.SliceLayout(0, E))
-    block = i0 // 32 + gl.arange(0, 2, layout=gl.SliceLayout(1, E))
+    block = i0 // 32 + gl.arange(0, 1, layout=gl.SliceLayout(1, E))
     at = a_scale_ptr + pair.to(gl.int64)[None, :] * (A_STRIDE // 32) + block[:, None]
     gl.store(at, exponent.to(gl.uint8), mask=(pair < num_pairs)[None, :])
 
@@ -157,58 +163,44 @@ def consume(
     rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha, beta,
     linear_beta, H: gl.constexpr, I: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, FORMAT: gl.constexpr, RULE: gl.constexpr,
-    VIA_BF16: gl.constexpr, T: gl.constexpr, P: gl.constexpr, TS: gl.constexpr, AS: gl.constexpr,
+    VIA_BF16: gl.constexpr, T: gl.constexpr, P: gl.constexpr, TS: gl.constexpr, PS: gl.constexpr, BH: gl.constexpr,
+    g: gl.constexpr,
 ):  # fmt: skip
     TILES: gl.constexpr = A_STRIDE // 64
-    STEPS: gl.constexpr = (H + 127) // 128
-    facts = rings[3]
-    at = (0, 0, 0, 0)
+    facts = rings[2]
     here = 0
     here_phase = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        b = tile // TILES
-        i0 = tile % TILES * 64
-        n = gl.load(block_rows_ptr + b)
-        bias = bias_ptr
-        if HAS_BIAS:
-            bias = bias_ptr + gl.load(block_expert_ptr + b).to(gl.int64) * (2 * I)
-        for j in gl.static_range(number_of_choices(T)):
-            if (n > columns(T, j - 1)) & (n <= columns(T, j)):
-                N1: gl.constexpr = columns1(T, j)
-                N2: gl.constexpr = columns2(T, j)
-                acc1, acc2, at = multiply_tile(
-                    rings[1], rings[2], at, True, STEPS, P, N1, N2, T, TS, AS, TS == AS
-                )
-                mbarrier.wait(facts[4][0].index(here), here_phase)
-                activate(
-                    acc1, facts, here, bias, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, 0,
-                    I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N1,
-                )  # fmt: skip
-                if N2 > 0:
-                    activate(
-                        acc2, facts, here, bias, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, N1,
-                        I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N2,
+    if gl.program_id(0) < tiles:
+        at = first_words(rings[0], BH, False, g)
+        for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+            b = tile // TILES
+            i0 = tile % TILES * 64 + g * (HALF // 2)
+            n = gl.load(block_rows_ptr + b)
+            last = tile + gl.num_programs(0) >= tiles
+            bias = bias_ptr
+            if HAS_BIAS:
+                bias = bias_ptr + gl.load(block_expert_ptr + b).to(gl.int64) * (2 * I)
+            mbarrier.wait(facts[4][0].index(here), here_phase)
+            for j in gl.static_range(number_of_choices(T)):
+                if (n > columns(T, j - 1)) & (n <= columns(T, j)):
+                    N1: gl.constexpr = columns1(T, j)
+                    N2: gl.constexpr = columns2(T, j)
+                    acc1, acc2, at = multiply_tile(
+                        rings[1], rings[0], at, facts, here, last, True, (H + 127) // 128, P, N1, N2, T, TS, PS, BH,
+                        False, g,
                     )  # fmt: skip
-        barrier()  # all have read them
-        mbarrier.arrive(facts[4][1].index(here))
-        here, here_phase = advance(here, here_phase, FACTS)
-
-
-@gluon.jit
-def decoder(
-    rings, tiles, H: gl.constexpr, BH: gl.constexpr, PS: gl.constexpr, AS: gl.constexpr, DW: gl.constexpr,
-):  # fmt: skip
-    here = 0
-    here_phase = 0
-    slot = 0
-    phase = 0
-    out = 0
-    out_phase = 0
-    for _tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        here, here_phase, slot, phase, out, out_phase = decode_tile(
-            rings[0], rings[2], rings[3], here, here_phase, slot, phase, out, out_phase, (H + 127) // 128, BH, False,
-            PS, AS, DW,
-        )  # fmt: skip
+                    activate(
+                        acc1, facts, here, bias, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, 0,
+                        I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N1, g,
+                    )  # fmt: skip
+                    if N2 > 0:
+                        activate(
+                            acc2, facts, here, bias, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta,
+                            N1, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N2, g,
+                        )  # fmt: skip
+            barrier()  # all have read them
+            mbarrier.arrive(facts[4][1].index(here))
+            here, here_phase = advance(here, here_phase, FACTS)
 
 
 @gluon.jit
@@ -238,7 +230,7 @@ def weight_loader(
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         e = gl.load(block_expert_ptr + tile // TILES)
         slot, phase = copy_weights(
-            desc_w, desc_s, ring, slot, phase, e * BH, tile % TILES * (8 // BH), (H + 127) // 128, PS
+            desc_w, desc_s, ring, slot, phase, e * BH, tile % TILES * (8 // BH), (H + 127) // 128, PS, BH
         )  # fmt: skip
 
 
@@ -300,34 +292,36 @@ def stage1_shared(
     T: gl.constexpr,
     P: gl.constexpr,
     TS: gl.constexpr,
-    AS: gl.constexpr,
     PS: gl.constexpr,
-    DW: gl.constexpr,
     LW: gl.constexpr,
-    DREGS: gl.constexpr,
+    CREGS: gl.constexpr,
     LREGS: gl.constexpr,
 ):
     BH: gl.constexpr = 2 if LAYOUT == "separated" else 1
-    rings = make_rings(desc_w, desc_s, BH, T, TS, AS, PS, LW)
+    rings = make_rings(desc_w, desc_s, BH, T, TS, PS, LW)
     tiles = gl.load(num_blocks_ptr) * (A_STRIDE // 64)
     gl.warp_specialize(
         [
             (consume, (
                 rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha,
                 beta, linear_beta, H, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, T, P, TS,
-                AS,
+                PS, BH, gl.constexpr(0),
             )),
-            (decoder, (rings, tiles, H, BH, PS, AS, DW)),
+            (consume, (
+                rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha,
+                beta, linear_beta, H, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, T, P, TS,
+                PS, BH, gl.constexpr(1),
+            )),
             (token_loader, (
                 rings[1], x_ptr, pairs_ptr, block_rows_ptr, tiles, num_pairs, topk, H, X_STRIDE, A_STRIDE, WIDE, T, TS,
                 LW,
             )),
             (weight_loader, (desc_w, desc_s, rings[0], block_expert_ptr, tiles, H, A_STRIDE, BH, PS)),
             (fact_finder, (
-                rings[3], scale_ptr, x_scale_ptr, pairs_ptr, block_expert_ptr, tiles, num_pairs, topk, H, I, A_STRIDE,
+                rings[2], scale_ptr, x_scale_ptr, pairs_ptr, block_expert_ptr, tiles, num_pairs, topk, H, I, A_STRIDE,
                 BH, T,
             )),
         ],
-        [DW, LW, 1, 1],
-        [DREGS, LREGS, LREGS, LREGS],
+        [4, LW, 1, 1],
+        [CREGS, LREGS, LREGS, LREGS],
     )  # fmt: skip

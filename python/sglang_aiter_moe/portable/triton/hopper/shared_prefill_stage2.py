@@ -13,8 +13,12 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_blocks import (
     number_of_choices,
 )
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage2 import part_layout
-from sglang_aiter_moe.portable.triton.hopper.shared_prefill import CONSUMERS, halves, multiply_tile
-from sglang_aiter_moe.portable.triton.hopper.shared_prefill_decode import decode_tile
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill import (
+    first_words,
+    halves,
+    multiply_tile,
+)
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_decode import HALF, WARPS
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill_facts import (
     block_facts,
     fact_layout,
@@ -45,25 +49,25 @@ def first_row(group, tile, H: gl.constexpr, TILES: gl.constexpr):
 @gluon.jit
 def store(
     acc, facts, here, bias_ptr, part_ptr, num_pairs, n0, FIRST: gl.constexpr, H: gl.constexpr, HAS_BIAS: gl.constexpr,
-    N: gl.constexpr,
+    N: gl.constexpr, g: gl.constexpr,
 ):  # fmt: skip
-    """Straight from the accumulator: two rows a lane, 16 rows (32 bytes) a warp and pair."""
+    """64 rows from n0 on, straight from the accumulator: two rows a lane, 16 rows (32 bytes) a warp and pair."""
     if N > 64:
-        first, last = halves(acc, ROWS, N)
-        store(first, facts, here, bias_ptr, part_ptr, num_pairs, n0, FIRST, H, HAS_BIAS, N // 2)
+        first, last = halves(acc, N)
+        store(first, facts, here, bias_ptr, part_ptr, num_pairs, n0, FIRST, H, HAS_BIAS, N // 2, g)
         store(
-            last, facts, here, bias_ptr, part_ptr, num_pairs, n0, FIRST + N // 2, H, HAS_BIAS, N // 2
+            last, facts, here, bias_ptr, part_ptr, num_pairs, n0, FIRST + N // 2, H, HAS_BIAS, N // 2, g
         )  # fmt: skip
     else:
-        A: gl.constexpr = acc_layout(N, CONSUMERS)
-        factor = facts[1].index(here).load(gl.SliceLayout(1, A))
+        A: gl.constexpr = acc_layout(N, WARPS)
+        factor = facts[1].index(here).slice(g * HALF, HALF).load(gl.SliceLayout(1, A))
         token = facts[3].index(here).slice(FIRST, N).load(gl.SliceLayout(0, A))
         acc = acc * factor[:, None] * token[None, :]
-        L: gl.constexpr = part_layout(N, ROWS, CONSUMERS)
+        L: gl.constexpr = part_layout(N, HALF, WARPS)
         pair = facts[2].index(here).slice(FIRST, N).load(gl.SliceLayout(0, L))
-        y = gl.permute(gl.reshape(acc, (ROWS // 16, 2, 8, N)), (0, 2, 1, 3))
-        y = gl.convert_layout(gl.reshape(y, (ROWS, N)), L, assert_trivial=True)
-        n = n0 + gl.arange(0, ROWS, layout=gl.SliceLayout(1, L))
+        y = gl.permute(gl.reshape(acc, (HALF // 16, 2, 8, N)), (0, 2, 1, 3))
+        y = gl.convert_layout(gl.reshape(y, (HALF, N)), L, assert_trivial=True)
+        n = n0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, L))
         if HAS_BIAS:
             y += gl.load(bias_ptr + n, mask=n < H, other=0.0)[:, None]
         out = part_ptr + pair.to(gl.int64)[None, :] * H + n[:, None]
@@ -74,69 +78,67 @@ def store(
 def consume(
     rings, bias_ptr, block_expert_ptr, block_rows_ptr, items, part_ptr, num_pairs, H: gl.constexpr, I: gl.constexpr,
     HAS_BIAS: gl.constexpr, TILES: gl.constexpr, KEPT: gl.constexpr, T: gl.constexpr, P: gl.constexpr,
-    TS: gl.constexpr, AS: gl.constexpr,
+    TS: gl.constexpr, PS: gl.constexpr, g: gl.constexpr,
 ):  # fmt: skip
     GROUPS: gl.constexpr = groups_of(H, TILES)
     STEPS: gl.constexpr = (I + 127) // 128
-    facts = rings[3]
-    slot = 0
-    phase = 0
-    ts = 0
-    tp = 0
+    facts = rings[2]
     here = 0
     here_phase = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        b = item // GROUPS
-        n = gl.load(block_rows_ptr + b)
-        bias = bias_ptr
-        if HAS_BIAS:
-            bias = bias_ptr + gl.load(block_expert_ptr + b).to(gl.int64) * H
-        after_ts = ts + 0
-        after_tp = tp + 0
-        for tile in range(TILES):
-            n0 = first_row(item % GROUPS, tile, H, TILES)
-            start_ts = ts if KEPT else after_ts
-            start_tp = tp if KEPT else after_tp
-            for j in gl.static_range(number_of_choices(T)):
-                if (n > columns(T, j - 1)) & (n <= columns(T, j)):
-                    N1: gl.constexpr = columns1(T, j)
-                    N2: gl.constexpr = columns2(T, j)
-                    last_use = (tile == TILES - 1) if KEPT else True
-                    acc1, acc2, at = multiply_tile(
-                        rings[1], rings[2], (slot, phase, start_ts, start_tp), last_use, STEPS, P, N1, N2, T, TS, AS,
-                        TS == AS and not KEPT,
-                    )  # fmt: skip
-                    slot = at[0]
-                    phase = at[1]
-                    after_ts = at[2]
-                    after_tp = at[3]
-                    mbarrier.wait(facts[4][0].index(here), here_phase)
-                    store(acc1, facts, here, bias, part_ptr, num_pairs, n0, 0, H, HAS_BIAS, N1)
-                    if N2 > 0:
-                        store(acc2, facts, here, bias, part_ptr, num_pairs, n0, N1, H, HAS_BIAS, N2)
-            barrier()  # all have read them
-            mbarrier.arrive(facts[4][1].index(here))
-            here, here_phase = advance(here, here_phase, FACTS)
-        ts = after_ts + 0
-        tp = after_tp + 0
-
-
-@gluon.jit
-def decoder(
-    rings, items, I: gl.constexpr, TILES: gl.constexpr, PS: gl.constexpr, AS: gl.constexpr, DW: gl.constexpr,
-):  # fmt: skip
-    here = 0
-    here_phase = 0
-    slot = 0
-    phase = 0
-    out = 0
-    out_phase = 0
-    for _item in range(gl.program_id(0), items, gl.num_programs(0)):
-        for _tile in range(TILES):
-            here, here_phase, slot, phase, out, out_phase = decode_tile(
-                rings[0], rings[2], rings[3], here, here_phase, slot, phase, out, out_phase, (I + 127) // 128, 1, True,
-                PS, AS, DW,
-            )  # fmt: skip
+    if gl.program_id(0) < items:
+        words, scales, slot, phase, ts, tp = first_words(rings[0], 1, True, g)
+        for item in range(gl.program_id(0), items, gl.num_programs(0)):
+            b = item // GROUPS
+            n = gl.load(block_rows_ptr + b)
+            bias = bias_ptr
+            if HAS_BIAS:
+                bias = bias_ptr + gl.load(block_expert_ptr + b).to(gl.int64) * H
+            after_ts = ts + 0
+            after_tp = tp + 0
+            for tile in range(TILES):
+                n0 = first_row(item % GROUPS, tile, H, TILES) + g * HALF
+                start_ts = ts if KEPT else after_ts
+                start_tp = tp if KEPT else after_tp
+                last = (item + gl.num_programs(0) >= items) & (tile == TILES - 1)
+                mbarrier.wait(facts[4][0].index(here), here_phase)
+                for j in gl.static_range(number_of_choices(T)):
+                    if (n > columns(T, j - 1)) & (n <= columns(T, j)):
+                        N1: gl.constexpr = columns1(T, j)
+                        N2: gl.constexpr = columns2(T, j)
+                        last_use = (tile == TILES - 1) if KEPT else True
+                        acc1, acc2, at = multiply_tile(
+                            rings[1], rings[0], (words, scales, slot, phase, start_ts, start_tp), facts, here, last,
+                            last_use, STEPS, P, N1, N2, T, TS, PS, 1, True, g,
+                        )  # fmt: skip
+                        words = at[0]
+                        scales = at[1]
+                        slot = at[2]
+                        phase = at[3]
+                        after_ts = at[4]
+                        after_tp = at[5]
+                        store(
+                            acc1, facts, here, bias, part_ptr, num_pairs, n0, 0, H, HAS_BIAS, N1, g
+                        )
+                        if N2 > 0:
+                            store(
+                                acc2,
+                                facts,
+                                here,
+                                bias,
+                                part_ptr,
+                                num_pairs,
+                                n0,
+                                N1,
+                                H,
+                                HAS_BIAS,
+                                N2,
+                                g,
+                            )
+                barrier()  # all have read them
+                mbarrier.arrive(facts[4][1].index(here))
+                here, here_phase = advance(here, here_phase, FACTS)
+            ts = after_ts + 0
+            tp = after_tp + 0
 
 
 @gluon.jit
@@ -171,7 +173,7 @@ def weight_loader(
         for tile in range(TILES):
             n0 = first_row(item % GROUPS, tile, H, TILES)
             slot, phase = copy_weights(
-                desc_w, desc_s, ring, slot, phase, e, n0 // 16, (I + 127) // 128, PS
+                desc_w, desc_s, ring, slot, phase, e, n0 // 16, (I + 127) // 128, PS, 1
             )
 
 
@@ -221,31 +223,32 @@ def stage2_shared(
     T: gl.constexpr,
     P: gl.constexpr,
     TS: gl.constexpr,
-    AS: gl.constexpr,
     PS: gl.constexpr,
-    DW: gl.constexpr,
     LW: gl.constexpr,
-    DREGS: gl.constexpr,
+    CREGS: gl.constexpr,
     LREGS: gl.constexpr,
 ):
-    rings = make_rings(desc_w, desc_s, 1, T, TS, AS, PS, LW)
+    rings = make_rings(desc_w, desc_s, 1, T, TS, PS, LW)
     items = gl.load(num_blocks_ptr) * groups_of(H, TILES)
     gl.warp_specialize(
         [
             (consume, (
                 rings, bias_ptr, block_expert_ptr, block_rows_ptr, items, part_ptr, num_pairs, H, I, HAS_BIAS, TILES,
-                KEPT, T, P, TS, AS,
+                KEPT, T, P, TS, PS, gl.constexpr(0),
             )),
-            (decoder, (rings, items, I, TILES, PS, AS, DW)),
+            (consume, (
+                rings, bias_ptr, block_expert_ptr, block_rows_ptr, items, part_ptr, num_pairs, H, I, HAS_BIAS, TILES,
+                KEPT, T, P, TS, PS, gl.constexpr(1),
+            )),
             (token_loader, (
                 rings[1], a_ptr, pairs_ptr, block_rows_ptr, items, num_pairs, H, I, A_STRIDE, WIDE, TILES, KEPT, T, TS,
                 LW,
             )),
             (weight_loader, (desc_w, desc_s, rings[0], block_expert_ptr, items, H, I, TILES, PS)),
             (fact_finder, (
-                rings[3], scale_ptr, a_scale_ptr, pairs_ptr, block_expert_ptr, items, num_pairs, H, I, TILES, T,
+                rings[2], scale_ptr, a_scale_ptr, pairs_ptr, block_expert_ptr, items, num_pairs, H, I, TILES, T,
             )),
         ],
-        [DW, LW, 1, 1],
-        [DREGS, LREGS, LREGS, LREGS],
+        [4, LW, 1, 1],
+        [CREGS, LREGS, LREGS, LREGS],
     )  # fmt: skip

@@ -263,7 +263,7 @@ def test_shared_prefill_block_sizes(kept, tokens):
     )
 
     case = Case("sizes", "A8W4", routing="one", tokens=tokens, hidden=384, inter=128, twice=True)
-    config = SharedPrefillConfig(160, Rings(3, 3, 3, steps=2), tiles=3 if kept else 1, kept=kept)
+    config = SharedPrefillConfig(160, Rings(3, 3, steps=2), tiles=3 if kept else 1, kept=kept)
     row = run_case(
         case, "cuda", torch.seed() % 1000003, lambda r, *o: run_shared_prefill(r, *o, config)
     )

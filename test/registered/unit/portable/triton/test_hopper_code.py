@@ -43,9 +43,9 @@ MX_PREFILL = {
 
 
 SHARED_PREFILL = {
-    "shared prefill stage 1": (0, 8),
-    "shared prefill stage 2": (48, 48),
-    "shared prefill stage 1, K 2880": (2, 64),
+    "shared prefill stage 1": (0, 128),
+    "shared prefill stage 2": (4, 48),
+    "shared prefill stage 1, K 2880": (2, 128),
 }
 """Most spills with Triton 3.6 and later, all roles and choices of columns together."""
 
