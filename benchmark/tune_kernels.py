@@ -28,6 +28,7 @@ from sglang_aiter_moe.portable.triton.hopper.mx_prefill_launch import MxPrefillC
 from sglang_aiter_moe.portable.triton.hopper.prefill_launch import PrefillConfig
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill_launch import Rings, SharedPrefillConfig
 from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig
+from sglang_aiter_moe.portable.triton.hopper.wide_launch import WideConfig
 
 LIMIT = {"A16W4": 4e-3, "A8W4": 1e-2, "A4W4": 4e-2}
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
@@ -49,6 +50,7 @@ CANDIDATES = {
         PrefillConfig(96, tiles=7, regs1=128, regs2=128), PrefillConfig(160, tiles=7),
         MxPrefillConfig(32, 64, 4, 64, 4, 7, 96, 128), MxPrefillConfig(96, 64, 4, 64, 4, 7, 168, 168),
         MxPrefillConfig(160, tiles=7),
+        WideConfig(32, 0, R(8, 16, 3, 1), R(8, 16, 2, 2)), WideConfig(32, 0, R(8, 16, 3, 1), R(8, 16, 3, 1)),
         S(96, Rings(5, 5, 4), Rings(6, 4, 4), **KEPT), S(160, Rings(4, 4, 4, steps=2), Rings(6, 3, 4), **KEPT),
     ],
     "long": [
@@ -63,6 +65,7 @@ CANDIDATES = {
         PrefillConfig(64, regs1=128, regs2=128), PrefillConfig(96, regs1=128, regs2=128), PrefillConfig(160),
         PrefillConfig(128, r1=256, r2=256),
         MxPrefillConfig(48, regs1=128, regs2=128), MxPrefillConfig(48, 64, 4, 64, 4, 0, 128, 128), MxPrefillConfig(160),
+        WideConfig(32, 0, R(8, 16, 3, 1), R(8, 16, 3, 1)), WideConfig(32, 16, R(8, 16, 2, 1), R(8, 16, 2, 1)),
         S(160, Rings(8, steps=2), Rings(6, 8), 7, True), S(160, Rings(7, 6, steps=2), Rings(7, 6, steps=2)),
     ],
 }  # fmt: skip
@@ -79,6 +82,7 @@ PLAUSIBLE = {
     "fp8": (2, 256),
     "prefill": (64, 1 << 30),
     "mx_prefill": (64, 1 << 30),
+    "wide": (64, 8192),
     "shared_prefill": (64, 1 << 30),
 }
 """Token counts at which a form is timed; outside it was never within 1.5 of the best."""

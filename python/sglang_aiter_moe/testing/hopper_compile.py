@@ -35,6 +35,9 @@ from sglang_aiter_moe.portable.triton.hopper.shared_prefill_stage2 import stage2
 from sglang_aiter_moe.portable.triton.hopper.stage1 import stage1_hopper
 from sglang_aiter_moe.portable.triton.hopper.stage2 import stage2_list
 from sglang_aiter_moe.portable.triton.hopper.whole import whole_layer
+from sglang_aiter_moe.portable.triton.hopper.wide_launch import ahead
+from sglang_aiter_moe.portable.triton.hopper.wide_stage1 import stage1_wide
+from sglang_aiter_moe.portable.triton.hopper.wide_stage2 import stage2_wide
 from sglang_aiter_moe.testing.triton_compile import FLOATS, POINTERS
 
 BIN = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
@@ -92,6 +95,10 @@ def forms() -> dict[str, tuple]:
         "RULE": "epilogue",
         "VIA_BF16": False,
     }
+    wide, wide_long = (
+        next(config for _, form, config in reversed(table.load()[group]) if form == "wide")
+        for group in groups
+    )
     return {
         "bf16 stage 1 list": (stage1_hopper, stage1 | {"LIST": True, "PERMUTED": True, "WEIGHTED": False, "U": 4},
         BF16, 1, 8),
@@ -149,7 +156,39 @@ def forms() -> dict[str, tuple]:
             "HAS_LIMIT": True, "ACTIVATION": "swiglu", "T": shared_long.n} | shared_long.one.constants(),
             MX | {"a_scale_ptr": "u8"}, 4, 128,
         ),
+        "wide stage 1": wide_stage(1, STAGE1, wide),
+        "wide stage 2": wide_stage(2, K3 | {"HAS_BIAS": False}, wide),
+        "wide stage 1, K 2880": wide_stage(
+            1, STAGE1 | oss | {"HAS_BIAS": True, "HAS_LIMIT": True, "ACTIVATION": "swiglu"}, wide_long
+        ),
+        "wide stage 2, K 2880": wide_stage(2, oss | {"HAS_BIAS": True}, wide_long),
     }  # fmt: skip
+
+
+def wide_stage(stage: int, constants: dict, config) -> tuple:
+    """A row of ``forms``."""
+    ring = config.one if stage == 1 else config.two
+    if stage == 1:
+        constants = constants | {
+            "A_STRIDE": -(-constants["I"] // 128) * 128,
+            "FORMAT": "e4m3",
+            "RULE": "epilogue",
+            "VIA_BF16": False,
+        }
+    else:
+        constants = constants | {"SHIFT": 0}
+    constants |= {
+        "N1": config.n1, "N2": config.n2, "W": ring.w, "SLOTS": ring.slots, "AHEAD": ahead(ring),
+        "maxnreg": ring.maxnreg,
+    }  # fmt: skip
+    kernel, words = (stage1_wide, {}) if stage == 1 else (stage2_wide, {"a_ptr": "i32"})
+    return (
+        kernel,
+        constants,
+        MX | {"a_scale_ptr": "u8"} | words,
+        ring.w,
+        64 if config.n2 else config.n1,
+    )
 
 
 def descriptor_type(name: str, c: dict) -> str:
@@ -162,13 +201,13 @@ def descriptor_type(name: str, c: dict) -> str:
         layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=4)
         return f"tensordesc<i32{box},{layout!r}>"
     whole = name[-1].isdigit()
-    w, swizzle = 2 if whole else c["W"], 128
+    w, sb, swizzle = 2 if whole else c["W"], c.get("SB", 16), 128
     if name.startswith("desc_w"):
-        box, bits = [both, w // both, 2 * c["SB"], 128], 8
+        box, bits = [both, w // both, 2 * sb, 128], 8
     elif whole:
-        box, bits, swizzle = [both, 1, c["SB"] // 2, 16], 32, 64
+        box, bits, swizzle = [both, 1, sb // 2, 16], 32, 64
     else:
-        box, bits = [both, w // 2 // both, c["SB"] // 4, 32], 32
+        box, bits = [both, w // 2 // both, sb // 4, 32], 32
     layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=4)
     return f"tensordesc<{'u8' if bits == 8 else 'i32'}{box},{layout!r}>"
 

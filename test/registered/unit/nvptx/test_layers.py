@@ -61,6 +61,9 @@ EXECUTED = [
     "shared_prefill/A8W4/oss-gui",
     "shared_prefill-wide/A4W4/k3-like",
     "shared_prefill-4-loaders/A8W4/gui",
+    "wide/A8W4/k3-like",
+    "wide-two/A4W4/oss-gui",
+    "wide-4-warps/A8W4/gui",
 ]
 """Each form, mode, layout and shape (K3's, gpt-oss's) at least once."""
 
@@ -89,7 +92,12 @@ def test_sums_of_fp8_products_with_as_few_bits_as_hardware():
 
 @pytest.mark.parametrize(
     ("name", "processors"),
-    [("fp8/A16W4/one-expert", 1), ("fp8/A16W4/one-expert", 3), ("shared_prefill/A8W4/mask", 2)],
+    [
+        ("fp8/A16W4/one-expert", 1),
+        ("fp8/A16W4/one-expert", 3),
+        ("shared_prefill/A8W4/mask", 2),
+        ("wide-two/A8W4/one-expert", 3),
+    ],
 )
 def test_persistent_programs_that_take_several_turns(name, processors):
     """A ring that goes round, and blocks of several experts in one program."""

@@ -102,7 +102,7 @@ def supports_but_mode(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.
     )
 
 
-def _descriptors(weight, scale, outer: int, both: int, rows: int, columns: int, ring: Ring):
+def descriptors(weight, scale, outer: int, both: int, rows: int, columns: int, ring: Ring):
     """What a slot is copied from, the layouts of contract.md a.1 and a.3 as bulk copies see them: words
     ``[outer, 16-row tiles, half blocks, 128 bytes]``, scales ``[outer, 32-row groups, .., 32 words]``.
 
@@ -198,10 +198,10 @@ def run_fp8(
             num_warps=4,
         )  # fmt: skip
         both = 2 if r.w13_layout == SEPARATED else 1
-        weights1 = _descriptors(
+        weights1 = descriptors(
             w1, w1_scale.view(-1).view(torch.int32), E * both, both, 2 // both * I, H, one
         )
-        weights2 = _descriptors(w2, w2_scale.view(-1).view(torch.int32), E, 1, H, I, two)
+        weights2 = descriptors(w2, w2_scale.view(-1).view(torch.int32), E, 1, H, I, two)
         sms = multiprocessors(x.device)
         stage1_fp8[(min(blocks * triton.cdiv(I, 8 * one.w), sms * one.programs),)](
             *weights1, x8, ws["x_scale"], topk_weights if r.bias13 is None else r.bias13,

@@ -234,7 +234,7 @@ def _finish(
 
 @gluon.jit
 def stage1_fp8(
-    desc_w,  # w13: see fp8_launch._descriptors
+    desc_w,  # w13: see fp8_launch.descriptors
     desc_s,
     x_ptr,  # [M, PARTS, QUADS * 128] e4m3
     x_scale_ptr,  # float32, BY_ROW: [M]; else [M, QUADS * 4]

@@ -103,7 +103,7 @@ def _consume(
 
 @gluon.jit
 def stage2_fp8(
-    desc_w,  # w2: see fp8_launch._descriptors
+    desc_w,  # w2: see fp8_launch.descriptors
     desc_s,
     a_ptr,  # BY_ROW: [pairs, I] bf16; else [pairs, QUADS * 128] e4m3
     a_scale_ptr,  # [pairs, QUADS * 4] float32, without BY_ROW

@@ -94,6 +94,7 @@ def round_blocks(y, FORMAT: gl.constexpr, RULE: gl.constexpr):
 def gate_up_rows(
     acc, bias_ptr, i0, limit, alpha, beta, linear_beta, I: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, R: gl.constexpr, N: gl.constexpr, W: gl.constexpr,
+    ACTIVATE: gl.constexpr = gate_up,
 ):  # fmt: skip
     """Activation ``[R / 2, N]`` of gate and up rows, 8 of each in turn."""
     Y: gl.constexpr = half_layout(N, R, W)
@@ -104,7 +105,7 @@ def gate_up_rows(
         i = gl.minimum(i0 + gl.arange(0, R // 2, layout=gl.SliceLayout(1, Y)), I - 1)
         gate += gl.load(bias_ptr + i)[:, None]
         up += gl.load(bias_ptr + I + i)[:, None]
-    return gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
+    return ACTIVATE(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
 
 
 @gluon.jit

@@ -27,6 +27,7 @@ from sglang_aiter_moe.portable.triton.hopper import (
     prefill_launch,
     shared_prefill_launch,
     whole_launch,
+    wide_launch,
 )
 from sglang_aiter_moe.portable.triton.table import TABLES
 
@@ -47,6 +48,7 @@ FORMS = {
         mx_prefill_launch.supports,
         mx_prefill_launch.run_mx_prefill,
     ),
+    "wide": (wide_launch.WideConfig, wide_launch.supports, wide_launch.run_wide),
     "shared_prefill": (
         shared_prefill_launch.SharedPrefillConfig,
         shared_prefill_launch.supports,
@@ -77,7 +79,13 @@ def group(r: KernelRequest) -> str:
     return f"{r.mode} {'short' if r.intermediate_size <= SHORT else 'long'}"
 
 
-ALIGNMENT = {"whole": (16, 16), "fp8": (16, 16), "mx_prefill": (4, 4), "shared_prefill": (16, 16)}
+ALIGNMENT = {
+    "whole": (16, 16),
+    "fp8": (16, 16),
+    "mx_prefill": (4, 4),
+    "shared_prefill": (16, 16),
+    "wide": (16, 16),
+}
 """Bytes that a form needs the addresses of weights and of scales to be multiples of: bulk copies 16, words 4."""
 WORDS = (4, 1)
 """The others'."""
@@ -135,6 +143,8 @@ def choose(
         if tokens > getattr(config, "most_tokens", tokens):
             continue
         if pairs > bound or not supports(r, w1_scale, w2_scale):
+            continue
+        if form == "wide" and not config.fits(r):
             continue
         if reach(form, (w1, w2), (w1_scale, w2_scale)):
             return runner, config

@@ -73,7 +73,7 @@ def supports(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.Tensor) -
 
 
 def _descriptors(weight, scale, outer: int, both: int, rows: int, columns: int):
-    """As ``fp8_launch._descriptors``, a unit of 32 rows at a time; scale words in rows of 16, one K block each."""
+    """As ``fp8_launch.descriptors``, a unit of 32 rows at a time; scale words in rows of 16, one K block each."""
     kb, kq = columns // 16, -(-columns // 256) * 4
     return (
         TensorDescriptor(

@@ -22,6 +22,7 @@ from sglang_aiter_moe.testing.hopper_cases import (  # noqa: E402
     LIMIT,
     MANY_SLOTS,
     ROUNDED_ELSEWHERE,
+    ROUNDS_ELSEWHERE,
     SHAPES,
     layers,
     modes,
@@ -65,7 +66,7 @@ def test_hopper_forms(mode, name, case):
         pytest.skip("this form takes no mask")
     case = dataclasses.replace(case, mode=mode)
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
-    least = ROUNDED_ELSEWHERE if name.startswith(("mx_", "shared_")) else 0.0
+    least = ROUNDED_ELSEWHERE if name.startswith(ROUNDS_ELSEWHERE) else 0.0
     check(case, row, least, fp8=name.startswith(FP8_SUMS))
 
 
@@ -82,7 +83,7 @@ def test_hopper_forms_of_hostile_values(mode, name, spoil):
         pytest.skip("the oracle saturates Inf in E2M1, under a scale of its own")
     runner, config = FORMS[name]
     row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: runner(r, *o, config))
-    least = ROUNDED_ELSEWHERE if name.startswith(("mx_", "shared_")) else 0.0
+    least = ROUNDED_ELSEWHERE if name.startswith(ROUNDS_ELSEWHERE) else 0.0
     check(case, row, least, fp8=name.startswith(FP8_SUMS))
 
 
@@ -248,6 +249,20 @@ def test_mx_prefill_block_sizes(tokens):
     row = run_case(
         case, "cuda", torch.seed() % 1000003, lambda r, *o: run_mx_prefill(r, *o, config)
     )
+    check(case, row, ROUNDED_ELSEWHERE, fp8=True)
+
+
+@hopper
+@pytest.mark.parametrize("tokens", [7, 32, 40, 48, 49, 90, 200])
+@pytest.mark.parametrize("mode", ["A8W4", "A4W4"])
+def test_wide_block_sizes(mode, tokens):
+    """Blocks that are full, half full and one too small, at widths at which a slot's quads are not all there."""
+    from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Ring
+    from sglang_aiter_moe.portable.triton.hopper.wide_launch import WideConfig, run_wide
+
+    case = Case("sizes", mode, routing="one", tokens=tokens, hidden=672, inter=416, twice=True)
+    config = WideConfig(32, 16, Ring(8, 16, 2, 1), Ring(8, 16, 2, 1))
+    row = run_case(case, "cuda", torch.seed() % 1000003, lambda r, *o: run_wide(r, *o, config))
     check(case, row, ROUNDED_ELSEWHERE, fp8=True)
 
 

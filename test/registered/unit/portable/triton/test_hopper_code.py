@@ -42,6 +42,13 @@ MX_PREFILL = {
 }
 
 
+WIDE = {
+    "wide stage 1": (2.4, 0),
+    "wide stage 2": (2.7, 8),
+    "wide stage 1, K 2880": (2.6, 2),
+    "wide stage 2, K 2880": (2.6, 0),
+}
+"""Instructions a weight in the loop, and spills with Triton 3.6."""
 SHARED_PREFILL = {
     "shared prefill stage 1": (0, 128),
     "shared prefill stage 2": (4, 48),
@@ -172,6 +179,24 @@ def test_shared_prefill_waits_for_a_step_and_not_for_each_product(results, name)
         assert not [op for op in ("LDGSTS", "UTMALDG") if op in mix], row
     assert row["spills"] <= SHARED_PREFILL[name][not of_3_6], row
     assert row["shared"] <= 227 << 10, row
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_multiplies_one_quad_while_it_decodes_the_next(results, name):
+    """A slot's words and scales are read once, 16 and one bytes a lane; products wait for each other by fours, and the
+    barriers of a step are two, whatever number of columns."""
+    row = results[name]
+    mix = row["mix"]
+    assert row["operands"] == ["E5M2.E4M3"] and mix["QGMMA"] in (12, 16), row
+    assert row["waits"] * 4 <= mix["QGMMA"], row
+    assert not [op for op in ("LDSM", "LDGSTS", "UTMALDG") if op in mix], row
+    most, spills = WIDE[name]
+    assert row["instructions_per_weight"] <= most, row
+    if table.fragments_stay_in_registers():
+        assert mix["BAR"] <= 3 and not {"LDL", "STL"} & set(mix), row
+        assert row["spills"] <= spills and row["shared"] <= 227 << 10, row
+    else:  # room for 64 columns of 48 tokens (wide.OVERLAPS), and more barriers
+        assert mix["BAR"] <= 5 and row["spills"] <= 48, row
 
 
 def test_prefill_loops_that_keep_their_tokens_have_no_barrier(results):

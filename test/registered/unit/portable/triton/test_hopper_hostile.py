@@ -33,8 +33,10 @@ HOSTILE = (
     "mx_prefill/A4W4/hostile-tokens",
     "shared_prefill/A8W4/hostile-experts",
     "shared_prefill/A4W4/hostile-tokens",
+    "wide/A8W4/hostile-tokens",
+    "wide-two/A4W4/hostile-experts",
 )
-"""Each was wrong once, but those of one scale a row, of halves and of the last form."""
+"""Each was wrong once, but those of one scale a row, of halves and of the last two forms."""
 
 
 def execute(name: str) -> dict:

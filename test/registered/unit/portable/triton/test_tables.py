@@ -23,6 +23,7 @@ from sglang_aiter_moe.portable.triton.hopper import (  # noqa: E402
     fp8_launch,
     prefill_launch,
     shared_prefill_launch,
+    wide_launch,
 )
 from sglang_aiter_moe.portable.triton.hopper import table as hopper_table  # noqa: E402
 
@@ -111,7 +112,31 @@ def test_rings_of_shared_prefill_fit(mode, size, inter):
             assert ring.consumer_regs >= ring.maxnreg
 
 
-@pytest.mark.parametrize("runner", [fp8_launch.run_fp8, shared_prefill_launch.run_shared_prefill])
+@pytest.mark.parametrize("mode", ["A8W4", "A4W4"])
+@pytest.mark.parametrize("size, hidden, inter", [("short", 3584, 384), ("long", 2880, 2880)])
+def test_wide_rows_fit_and_are_left_out_where_they_do_not(monkeypatch, mode, size, hidden, inter):
+    found = [c for _, form, c in hopper_table.load()[f"{mode} {size}"] if form == "wide"]
+    assert found and all(c.one.sb == c.two.sb == 16 and (c.n1 + c.n2) % 8 == 0 for c in found)
+    monkeypatch.setattr(wide_launch, "OVERLAPS", wide_launch.OVERLAPS.__class__(True))
+    assert all(c.fits(_layer(hidden, inter)) for c in found)
+    assert not any(c.fits(_layer(7168, 384)) or c.fits(_layer(2880, 7168)) for c in found)
+    monkeypatch.setattr(wide_launch, "OVERLAPS", wide_launch.OVERLAPS.__class__(False))
+    assert [c.fits(_layer(hidden, inter)) for c in found] == [c.n2 == 0 for c in found]
+
+
+@pytest.mark.parametrize("columns, form", [(2880, "wide"), (7168, "prefill")])
+def test_wide_is_chosen_only_where_its_tokens_fit(columns, form):
+    layer = replace(_layer(columns, 1024), mode="A8W4", requantization="epilogue")
+    data = torch.zeros((1 << 20) + 16, dtype=torch.uint8)
+    data = data[-data.data_ptr() % 16 :]
+    runner, _ = hopper_table.choose(layer, 512, 4, *[data] * 4)
+    assert runner is hopper_table.FORMS[form][2]
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [fp8_launch.run_fp8, shared_prefill_launch.run_shared_prefill, wide_launch.run_wide],
+)
 @pytest.mark.parametrize("which", range(4))
 def test_bytes_that_bulk_copies_cannot_read_are_refused(which, runner):
     odd = torch.zeros(1 << 16, dtype=torch.uint8)
@@ -126,7 +151,8 @@ def test_bytes_that_bulk_copies_cannot_read_are_refused(which, runner):
     (1, "A16W4", "whole", "prefill", "prefill"),
     (64, "A16W4", "fp8", "prefill", "prefill"),
     (64, "A8W4", "fp8", "prefill", "prefill"),
-    (1024, "A8W4", "mx_prefill", "mx_prefill", "prefill"),
+    (512, "A8W4", "wide", "prefill", "prefill"),
+    (1024, "A8W4", "wide" if wide_launch.OVERLAPS else "mx_prefill", "mx_prefill", "prefill"),
     (16384, "A8W4", "shared_prefill", "mx_prefill", None),
 ])  # fmt: skip
 @pytest.mark.parametrize("which", range(4))
@@ -205,8 +231,8 @@ def test_the_whole_layer_takes_four_tokens_at_most():
 @pytest.mark.parametrize(
     "hidden, inter, topk, columns",
     [
-        (3584, 384, 16, {128: 8, 256: 8}),
-        (2880, 2880, 4, {64: 8, 128: 8, 256: 16, 512: 16}),
+        (3584, 384, 16, {128: 8, 256: 8, 512: 16}),
+        (2880, 2880, 4, {64: 8, 128: 8, 256: 16}),
     ],
 )
 def test_one_scale_a_row_where_it_was_faster(hidden, inter, topk, columns):
