@@ -190,6 +190,12 @@ def test_wide_multiplies_one_quad_while_it_decodes_the_next(results, name):
     assert row["operands"] == ["E5M2.E4M3"] and mix["QGMMA"] in (12, 16), row
     assert row["waits"] * 4 <= mix["QGMMA"], row
     assert not [op for op in ("LDSM", "LDGSTS", "UTMALDG") if op in mix], row
+    # Tokens, slots and what a tile's end exchanges have bytes of their own: another warp group may still multiply.
+    stage, long = int(name[11]), "2880" in name
+    group, columns = ("A8W4 long", (2880, 2880)) if long else ("A8W4 short", (3584, 384))
+    config = [c for _, form, c in table.load()[group] if form == "wide"][-1]
+    ring = (config.one, config.two)[stage - 1]
+    assert 0 <= row["shared"] - config.shared(ring, columns[stage - 1], 32 * stage) < 64, row
     most, spills = WIDE[name]
     assert row["instructions_per_weight"] <= most, row
     if table.fragments_stay_in_registers():
@@ -208,7 +214,8 @@ def test_prefill_loops_that_keep_their_tokens_have_no_barrier(results):
 def test_no_warp_group_stores_where_anothers_products_read(results):
     """With Triton 3.6 prefill failed until it waited in front of its last barrier; 3.9 adds a barrier itself."""
     for name, row in results.items():
-        assert row["stores_beside_products"] == 0, name
+        if name not in WIDE:  # whose exchange has bytes of its own
+            assert row["stores_beside_products"] == 0, name
 
 
 def test_a_store_beside_products_is_seen():

@@ -18,13 +18,14 @@ register_cpu_ci(est_time=8, suite="base-a-test-cpu")
 pytest.importorskip("triton")
 
 from sglang_aiter_moe.portable.triton import table  # noqa: E402
+from sglang_aiter_moe.portable.triton.hopper import whole_launch  # noqa: E402
 from sglang_aiter_moe.portable.triton.hopper import (  # noqa: E402
     fp8_launch,
     prefill_launch,
     shared_prefill_launch,
 )
 from sglang_aiter_moe.portable.triton.hopper import table as hopper_table  # noqa: E402
-from sglang_aiter_moe.portable.triton.hopper import whole_launch, wide_launch
+from sglang_aiter_moe.portable.triton.hopper.table import wide_launch  # noqa: E402
 
 MODES = ("A16W4", "A8W4", "A4W4")
 
