@@ -60,6 +60,7 @@ CANDIDATES = {
         Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 2, 3)), Fp8Config(8, R(4, 16, 5, 2), R(4, 16, 2, 3)),
         Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 2)), Fp8Config(16, R(8, 8, 3, 2), R(8, 8, 3, 2)),
         Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 2), 1024, by_row=True),
+        Fp8Config(8, R(4, 16, 4, 2), R(8, 16, 4, 1), 1024, by_row=True),
         Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 2), 1024, by_row=True),
         PrefillConfig(16, regs1=64, regs2=64), PrefillConfig(32, regs1=80, regs2=80),
         PrefillConfig(64, regs1=128, regs2=128), PrefillConfig(96, regs1=128, regs2=128), PrefillConfig(160),

@@ -31,6 +31,7 @@ from sglang_aiter_moe.portable.triton.hopper.whole_copy import (
 )
 from sglang_aiter_moe.portable.triton.hopper.whole_halves import (
     half_blocks,
+    halves_head,
     halves_step,
     stage_halves,
 )
@@ -159,25 +160,14 @@ def _consume(
         for first in range(lo, hi, PASS):
             acc = gl.zeros([128, 8], gl.float32, layout=ACC)
             if HALVES:
-                # In whole steps, but for eight blocks at the end that a half may have.
-                if HALF // SB == 1:  # a loop of one step does not build in Triton 3.6
-                    acc = halves_step(
-                        acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
-                        columns, first, 0, TILES, H // 32, LAYOUT, SB, SB // 4,
+                v, s = halves_head(
+                    words_of.index(slot), scales1.index(slot), full.index(slot), phase, LAYOUT, SB
+                )
+                for step in gl.static_range(STEPS1):
+                    acc, v, s, slot, phase = halves_step(
+                        acc, v, s, words_of, scales1, full, empty, slot, phase, columns, first, step, TILES, H // 32,
+                        LAYOUT, SB, SLOTS,
                     )  # fmt: skip
-                    slot, phase = next_slot(slot, phase, SLOTS)
-                for step in range(HALF // SB if HALF // SB > 1 else 0):
-                    acc = halves_step(
-                        acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
-                        columns, first, step, TILES, H // 32, LAYOUT, SB, SB // 4,
-                    )  # fmt: skip
-                    slot, phase = next_slot(slot, phase, SLOTS)
-                if HALF % SB != 0:
-                    acc = halves_step(
-                        acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,
-                        columns, first, HALF // SB, TILES, H // 32, LAYOUT, SB, SB // 8,
-                    )  # fmt: skip
-                    slot, phase = next_slot(slot, phase, SLOTS)
             elif STEPS1 == 1:  # a loop of one step does not build in Triton 3.6
                 acc = token_step(
                     acc, words_of.index(slot), scales1.index(slot), full.index(slot), empty.index(slot), phase,

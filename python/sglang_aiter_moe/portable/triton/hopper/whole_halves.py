@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from sglang_aiter_moe.portable.triton.hopper.fp8 import SCALE_BITS, barrier, operand, row_scale
-from sglang_aiter_moe.portable.triton.hopper.ring import load_words, pair_words
+from sglang_aiter_moe.portable.triton.hopper.ring import load_words, next_slot, pair_words
 from sglang_aiter_moe.portable.triton.hopper.whole_parts import (
     ACC,
     COLUMNS,
@@ -151,10 +151,10 @@ def _two(v):
 
 
 @gluon.jit
-def half_scales(scales, first, TILES: gl.constexpr, LAYOUT: gl.constexpr, SB: gl.constexpr):
-    """Scale words of a slot: of the first and of the last eight blocks, two each."""
+def half_scales(v, first, TILES: gl.constexpr, LAYOUT: gl.constexpr, SB: gl.constexpr):
+    """Scale words of a slot, as ``halves_head`` loads them: of the first and of the last eight blocks, two each."""
     if LAYOUT == "separated":
-        v = gl.reshape(scales.load(_half_scales_layout(8, SB)), (4, 2, SB // 2, 16))
+        v = gl.reshape(v, (4, 2, SB // 2, 16))
         gate, up = gl.split(gl.permute(v, (0, 2, 3, 1)))
         g0, g1 = _split_groups(gate, 4)
         u0, u1 = _split_groups(up, 4)
@@ -170,7 +170,7 @@ def half_scales(scales, first, TILES: gl.constexpr, LAYOUT: gl.constexpr, SB: gl
             gl.convert_layout(u1, TWO_WORDS, assert_trivial=True), odd,
         )  # fmt: skip
     else:
-        a, b = _split_groups(scales.load(_half_scales_layout(4, SB)), 4)
+        a, b = _split_groups(v, 4)
         a = gl.convert_layout(a, TWO_WORDS, assert_trivial=True)
         b = gl.convert_layout(b, TWO_WORDS, assert_trivial=True)
     a0, a1 = _two(a)
@@ -207,27 +207,47 @@ def _add(
 
 
 @gluon.jit
-def halves_step(
-    acc, words, scales, full, empty, phase, smem, first, step,
-    TILES: gl.constexpr, K_BLOCKS: gl.constexpr, LAYOUT: gl.constexpr, SB: gl.constexpr, QUADS: gl.constexpr,
-):  # fmt: skip
-    """``acc [128, 8]`` of stage 1 plus one slot, of which QUADS (2 or 4) quads belong to each half."""
+def halves_head(words, scales, full, phase, LAYOUT: gl.constexpr, SB: gl.constexpr):
+    """What a step needs first of its slot, once it is there: words of eight blocks, and scale words."""
     mbarrier.wait(full, phase)
-    a0, a1, b0, b1 = half_scales(scales, first, TILES, LAYOUT, SB)
-    q = step * (SB // 4)
-    a, b = pair_words(load_words(words.slice(0, 16, dim=2), WARPS, 1), WARPS)
+    v = load_words(words.slice(0, 16, dim=2), WARPS, 1)
+    return v, scales.load(_half_scales_layout(8 if LAYOUT == "separated" else 4, SB))
+
+
+@gluon.jit
+def halves_step(
+    acc, v, s, words, scales, full, empty, slot, phase, smem, first, step: gl.constexpr,
+    TILES: gl.constexpr, K_BLOCKS: gl.constexpr, LAYOUT: gl.constexpr, SB: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    """``acc [128, 8]`` of stage 1 plus one slot; the head of the pass's next slot, its number and its phase."""
+    HALF: gl.constexpr = half_blocks(K_BLOCKS)
+    LAST: gl.constexpr = step + 1 == (HALF + SB - 1) // SB
+    WHOLE: gl.constexpr = (
+        not LAST or HALF % SB == 0
+    )  # or the half of the slot that a half of K may end with
+    a0, a1, b0, b1 = half_scales(s, first, TILES, LAYOUT, SB)
+    q: gl.constexpr = step * (SB // 4)
+    here = words.index(slot)
+    free = empty.index(slot)
+    slot, phase = next_slot(slot, phase, SLOTS)
+    a, b = pair_words(v, WARPS)
     pa = _quad(a, smem.index(q))
     pb = _quad(b, smem.index(q + 1))
-    if QUADS == 4:
-        c, d = pair_words(load_words(words.slice(16, 16, dim=2), WARPS, 1), WARPS)
+    if WHOLE:
+        c, d = pair_words(load_words(here.slice(16, 16, dim=2), WARPS, 1), WARPS)
         acc = _add(acc, pa, a0, a1, step, 0, K_BLOCKS, SB, 4)
         pc = _quad(c, smem.index(q + 2))
         acc = _add(acc, pb, a0, a1, step, 1, K_BLOCKS, SB, 4)
         pd = _quad(d, smem.index(q + 3))
-        _release(empty, True)
+        _release(free, True)
+        if not LAST:
+            v, s = halves_head(
+                words.index(slot), scales.index(slot), full.index(slot), phase, LAYOUT, SB
+            )
         acc = _add(acc, pc, b0, b1, step, 2, K_BLOCKS, SB, 4)
-        return _add(acc, pd, b0, b1, step, 3, K_BLOCKS, SB, 0)
+        acc = _add(acc, pd, b0, b1, step, 3, K_BLOCKS, SB, 0)
     else:
-        _release(empty, True)
+        _release(free, True)
         acc = _add(acc, pa, a0, a1, step, 0, K_BLOCKS, SB, 4)
-        return _add(acc, pb, a0, a1, step, 1, K_BLOCKS, SB, 0)
+        acc = _add(acc, pb, a0, a1, step, 1, K_BLOCKS, SB, 0)
+    return acc, v, s, slot, phase

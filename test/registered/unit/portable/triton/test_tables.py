@@ -231,17 +231,17 @@ def test_the_whole_layer_takes_four_tokens_at_most():
 @pytest.mark.parametrize(
     "hidden, inter, topk, columns",
     [
-        (3584, 384, 16, {128: 8, 256: 8, 512: 16}),
-        (2880, 2880, 4, {64: 8, 128: 8, 256: 16}),
+        (3584, 384, 16, {1: None, 2: 8, 32: 8, 128: 8, 256: 8, 512: 16}),
+        (2880, 2880, 4, {1: None, 2: None, 4: 8, 64: 8, 128: 8, 256: 16}),
     ],
 )
 def test_one_scale_a_row_where_it_was_faster(hidden, inter, topk, columns):
     layer = replace(_layer(hidden, inter), mode="A8W4", requantization="epilogue")
     scales = torch.zeros(2 * 2 * max(hidden * 96, inter * 112), dtype=torch.uint8)
-    for tokens in (1, *columns):
+    for tokens, n in columns.items():
         runner, config = hopper_table.choose(layer, tokens, topk, *[scales] * 4)
         assert runner is fp8_launch.run_fp8
-        assert (config.n if config.by_row else None) == columns.get(tokens)
+        assert (config.n if config.by_row else None) == n
 
 
 def test_the_whole_layer_refuses_more_experts_a_token_than_fit():
