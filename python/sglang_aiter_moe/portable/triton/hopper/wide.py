@@ -193,12 +193,11 @@ def fetch(
 @gluon.jit
 def _step(
     acc, s0, s1, s2, s3, reference, v, words, scales, full, empty, slot, phase, x, step, more,
-    K_BLOCKS: gl.constexpr, SLOTS: gl.constexpr, T: gl.constexpr, W: gl.constexpr, BH: gl.constexpr,
-    AHEAD: gl.constexpr,
+    QUADS: gl.constexpr, K_BLOCKS: gl.constexpr, SLOTS: gl.constexpr, T: gl.constexpr, W: gl.constexpr,
+    BH: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """The sum plus one slot, and what ``fetch`` finds in the next."""
+    """The sum plus QUADS quads of a slot, and what ``fetch`` finds in the next."""
     STEPS: gl.constexpr = ring_steps(K_BLOCKS, SB)
-    QUADS: gl.constexpr = min(quads_of(K_BLOCKS), SB // 4)
     factor = reference_factor(reference, product_columns(T), W)
     s = (s0, s1, s2, s3)
     first = step * (SB // 4)
@@ -206,8 +205,6 @@ def _step(
     for q in gl.static_range(QUADS):
         coming = load_words(words.index(slot), min(q + 1, QUADS - 1), W, BH)
         quad = first + q
-        if quads_of(K_BLOCKS) < STEPS * SB // 4:  # weights of 0 times the last ones
-            quad = gl.minimum(quad, quads_of(K_BLOCKS) - 1)
         if AHEAD and q > 0:  # a quad is decoded while the products of the one before run
             following = _start(v, s[q], reference, x, quad, T, W)
             acc = _add(acc, part, factor, 1)
@@ -238,20 +235,23 @@ def wide_row(
 
     Rows: 8 of each of two in turn, gate and up or tiles of 16 rows."""
     STEPS: gl.constexpr = ring_steps(K_BLOCKS, SB)
+    LAST: gl.constexpr = quads_of(K_BLOCKS) - (STEPS - 1) * (SB // 4)
+    # Those that are not in the loop: the last one where it holds fewer quads, and what would leave a loop of one step,
+    # which does not build in Triton 3.6.
+    APART: gl.constexpr = STEPS if STEPS <= 2 else int(LAST < SB // 4)
     R: gl.constexpr = 16 * W
     N: gl.constexpr = product_columns(N1 + N2)
     acc = gl.zeros([R, N], gl.float32, layout=acc_layout(N, W))
-    if STEPS == 1:  # a loop of one step does not build in Triton 3.6
+    for step in range(STEPS - APART):
         acc, s0, s1, s2, s3, reference, v, slot, phase = _step(
-            acc, s0, s1, s2, s3, reference, v, words, scales, full, empty, slot, phase, x, 0, more,
+            acc, s0, s1, s2, s3, reference, v, words, scales, full, empty, slot, phase, x, step, more, SB // 4,
             K_BLOCKS, SLOTS, N1 + N2, W, BH, AHEAD,
         )  # fmt: skip
-    else:
-        for step in range(STEPS):
-            acc, s0, s1, s2, s3, reference, v, slot, phase = _step(
-                acc, s0, s1, s2, s3, reference, v, words, scales, full, empty, slot, phase, x, step, more,
-                K_BLOCKS, SLOTS, N1 + N2, W, BH, AHEAD,
-            )  # fmt: skip
+    for step in gl.static_range(STEPS - APART, STEPS):
+        acc, s0, s1, s2, s3, reference, v, slot, phase = _step(
+            acc, s0, s1, s2, s3, reference, v, words, scales, full, empty, slot, phase, x, step, more,
+            LAST if step == STEPS - 1 else SB // 4, K_BLOCKS, SLOTS, N1 + N2, W, BH, AHEAD,
+        )  # fmt: skip
     acc1 = acc
     acc2 = acc
     if N2 > 0:

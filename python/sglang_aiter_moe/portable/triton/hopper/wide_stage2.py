@@ -110,15 +110,11 @@ def _store_quad(
 
 
 @gluon.jit
-def _gather(
-    a_ptr, a_scale_ptr, pairs_ptr, start, end, smem, K_BLOCKS: gl.constexpr, SHIFT: gl.constexpr, N: gl.constexpr,
-    W: gl.constexpr, T: gl.constexpr, FIRST: gl.constexpr,
+def _rows(
+    a_scale_ptr, pairs_ptr, start, end, K_BLOCKS: gl.constexpr, SHIFT: gl.constexpr, N: gl.constexpr, W: gl.constexpr
 ):  # fmt: skip
-    """Brings N rows of ``a`` to one scale each, in ``smem``: as ``mx_prefill_prepare.fold``, a row as a whole.
-
-    Returns:
-        float32 ``[N]``: the rows' scales, for ``_store_layout``.
-    """
+    """Rows ``[N]`` of ``a``, which there are, and their largest scales, for ``_word_layout``; float32 ``[N]``: the
+    scales that ``_gather`` gives them, for ``_store_layout``."""
     QUADS: gl.constexpr = quads_of(K_BLOCKS)
     WHOLE: gl.constexpr = K_BLOCKS // 4
     WIDTH: gl.constexpr = max(1 << (WHOLE - 1).bit_length(), 1) if WHOLE else 1
@@ -136,18 +132,59 @@ def _gather(
     L: gl.constexpr = gl.SliceLayout(1, _word_layout(W))
     at, ok = column(start, end, N, L)
     row = gl.load(pairs_ptr + at, mask=ok, other=0).to(gl.int64)
-    top = gl.convert_layout(largest, L)
-    for g in gl.static_range(0, QUADS, 4):  # four in flight
-        v0 = _load_quad(a_ptr, a_scale_ptr, row, ok, g, K_BLOCKS, N, W)
-        v1 = _load_quad(a_ptr, a_scale_ptr, row, ok, g + 1, K_BLOCKS, N, W)
-        v2 = _load_quad(a_ptr, a_scale_ptr, row, ok, g + 2, K_BLOCKS, N, W)
-        v3 = _load_quad(a_ptr, a_scale_ptr, row, ok, g + 3, K_BLOCKS, N, W)
-        _store_quad(smem, v0, top, g, QUADS, SHIFT, N, W, T, FIRST)
-        _store_quad(smem, v1, top, g + 1, QUADS, SHIFT, N, W, T, FIRST)
-        _store_quad(smem, v2, top, g + 2, QUADS, SHIFT, N, W, T, FIRST)
-        _store_quad(smem, v3, top, g + 3, QUADS, SHIFT, N, W, T, FIRST)
     bits = gl.where(largest == 255, NAN_BITS, gl.maximum(largest - SHIFT, 0) << 23)
-    return gl.convert_layout(bits.to(gl.float32, bitcast=True), gl.SliceLayout(0, _store_layout(W)))
+    scale = gl.convert_layout(
+        bits.to(gl.float32, bitcast=True), gl.SliceLayout(0, _store_layout(W))
+    )
+    return row, ok, gl.convert_layout(largest, L), scale
+
+
+@gluon.jit
+def _load_quads(
+    a_ptr, a_scale_ptr, rows, g: gl.constexpr, K_BLOCKS: gl.constexpr, N: gl.constexpr, W: gl.constexpr
+):  # fmt: skip
+    return (
+        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g, K_BLOCKS, N, W),
+        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 1, K_BLOCKS, N, W),
+        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 2, K_BLOCKS, N, W),
+        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 3, K_BLOCKS, N, W),
+    )
+
+
+@gluon.jit
+def _store_quads(
+    smem, quads, rows, g: gl.constexpr, QUADS: gl.constexpr, SHIFT: gl.constexpr, N: gl.constexpr, W: gl.constexpr,
+    T: gl.constexpr, FIRST: gl.constexpr,
+):  # fmt: skip
+    _store_quad(smem, quads[0], rows[2], g, QUADS, SHIFT, N, W, T, FIRST)
+    _store_quad(smem, quads[1], rows[2], g + 1, QUADS, SHIFT, N, W, T, FIRST)
+    _store_quad(smem, quads[2], rows[2], g + 2, QUADS, SHIFT, N, W, T, FIRST)
+    _store_quad(smem, quads[3], rows[2], g + 3, QUADS, SHIFT, N, W, T, FIRST)
+
+
+@gluon.jit
+def _gather(
+    a_ptr, a_scale_ptr, pairs_ptr, start, end, smem, K_BLOCKS: gl.constexpr, SHIFT: gl.constexpr, N1: gl.constexpr,
+    N2: gl.constexpr, W: gl.constexpr,
+):  # fmt: skip
+    """Brings rows of ``a`` to one scale each, in ``smem``: as ``mx_prefill_prepare.fold``, a row as a whole.
+
+    Returns:
+        float32 ``[N1]`` and ``[N2]``: the rows' scales, for ``_store_layout``.
+    """
+    QUADS: gl.constexpr = quads_of(K_BLOCKS)
+    rows1 = _rows(a_scale_ptr, pairs_ptr, start, end, K_BLOCKS, SHIFT, N1, W)
+    rows2 = rows1
+    if N2 > 0:
+        rows2 = _rows(a_scale_ptr, pairs_ptr, start + N1, end, K_BLOCKS, SHIFT, N2, W)
+    for g in gl.static_range(0, QUADS, 4):  # in flight at once
+        quads1 = _load_quads(a_ptr, a_scale_ptr, rows1, g, K_BLOCKS, N1, W)
+        if N2 > 0:
+            quads2 = _load_quads(a_ptr, a_scale_ptr, rows2, g, K_BLOCKS, N2, W)
+        _store_quads(smem, quads1, rows1, g, QUADS, SHIFT, N1, W, N1 + N2, 0)
+        if N2 > 0:
+            _store_quads(smem, quads2, rows2, g, QUADS, SHIFT, N2, W, N1 + N2, N1)
+    return rows1[3], rows2[3]
 
 
 @gluon.jit
@@ -201,26 +238,10 @@ def _consume(
     for b in range(lo // TILES, (hi + TILES - 1) // TILES):
         e, start, end = block_of(starts_ptr, counter_ptr, b, num_pairs)
         barrier()  # everybody is done with the last block's pairs
-        scale1 = _gather(
-            a_ptr, a_scale_ptr, pairs_ptr, start, end, x, I // 32, SHIFT, N1, W, N1 + N2, 0
+        scale1, scale2 = _gather(
+            a_ptr, a_scale_ptr, pairs_ptr, start, end, x, I // 32, SHIFT, N1, N2, W
         )
         where1 = _where(pairs_ptr, weights_ptr, start, end, N1, W)
-        scale2 = scale1
-        if N2 > 0:
-            scale2 = _gather(
-                a_ptr,
-                a_scale_ptr,
-                pairs_ptr,
-                start + N1,
-                end,
-                x,
-                I // 32,
-                SHIFT,
-                N2,
-                W,
-                N1 + N2,
-                N1,
-            )
         columns_ready()
         for tile in range(gl.maximum(lo - b * TILES, 0), gl.minimum(hi - b * TILES, TILES)):
             acc1, acc2, s0, s1, s2, s3, reference, v, slot, phase = wide_row(
