@@ -74,13 +74,12 @@ def _load_quad(
     N: gl.constexpr,
     W: gl.constexpr,
 ):
-    """Words ``[N, 32]`` of quad q of rows ``[N]``, and their scale words ``[N]``."""
+    """Words ``[N, 32]`` of quad q of rows ``[N]``, past I whatever is there, and their scale words ``[N]``."""
     QUADS: gl.constexpr = quads_of(K_BLOCKS)
     NEAR: gl.constexpr = min(q, QUADS - 1)
     c = gl.arange(0, 32, layout=gl.SliceLayout(0, _word_layout(W)))
-    there = (c >= 0) if K_BLOCKS >= 4 * NEAR + 4 else (c % 4 < K_BLOCKS % 4)
     at = a_ptr + (row * (QUADS * 32))[:, None] + (NEAR * 32 + c)[None, :]
-    v = gl.load(at, mask=ok[:, None] & there[None, :], other=0)
+    v = gl.load(at, mask=ok[:, None] & (c >= 0)[None, :], other=0)
     return v, _scale_word(a_scale_ptr, row, ok, NEAR, K_BLOCKS)
 
 
@@ -90,14 +89,14 @@ def _store_quad(
     quad,
     top,
     q: gl.constexpr,
-    QUADS: gl.constexpr,
+    K_BLOCKS: gl.constexpr,
     SHIFT: gl.constexpr,
     N: gl.constexpr,
     W: gl.constexpr,
     T: gl.constexpr,
     FIRST: gl.constexpr,
 ):
-    if q < QUADS:
+    if q < quads_of(K_BLOCKS):
         c = gl.arange(0, 32, layout=gl.SliceLayout(0, _word_layout(W)))
         scale = quad[1][:, None] >> (c % 4 * 8)[None, :] & 255
         down = gl.maximum(127 + SHIFT + scale - top[:, None], 0) << 23
@@ -106,6 +105,10 @@ def _store_quad(
         v = gl.inline_asm_elementwise(
             RESCALE, "=r,r,r", [quad[0], down], dtype=gl.int32, is_pure=True, pack=1
         )
+        if K_BLOCKS < 4 * q + 4:
+            # Past I there are zeros. Not before: with words that are 0 at compile time ptxas (CUDA 12.8) leaves the upper
+            # half of what RESCALE gives to a register that nothing wrote.
+            v = gl.where((c % 4 < K_BLOCKS % 4)[None, :], v, 0)
         words_at(smem, q, N, T, FIRST).store(v)
 
 
@@ -153,13 +156,13 @@ def _load_quads(
 
 @gluon.jit
 def _store_quads(
-    smem, quads, rows, g: gl.constexpr, QUADS: gl.constexpr, SHIFT: gl.constexpr, N: gl.constexpr, W: gl.constexpr,
+    smem, quads, rows, g: gl.constexpr, K_BLOCKS: gl.constexpr, SHIFT: gl.constexpr, N: gl.constexpr, W: gl.constexpr,
     T: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    _store_quad(smem, quads[0], rows[2], g, QUADS, SHIFT, N, W, T, FIRST)
-    _store_quad(smem, quads[1], rows[2], g + 1, QUADS, SHIFT, N, W, T, FIRST)
-    _store_quad(smem, quads[2], rows[2], g + 2, QUADS, SHIFT, N, W, T, FIRST)
-    _store_quad(smem, quads[3], rows[2], g + 3, QUADS, SHIFT, N, W, T, FIRST)
+    _store_quad(smem, quads[0], rows[2], g, K_BLOCKS, SHIFT, N, W, T, FIRST)
+    _store_quad(smem, quads[1], rows[2], g + 1, K_BLOCKS, SHIFT, N, W, T, FIRST)
+    _store_quad(smem, quads[2], rows[2], g + 2, K_BLOCKS, SHIFT, N, W, T, FIRST)
+    _store_quad(smem, quads[3], rows[2], g + 3, K_BLOCKS, SHIFT, N, W, T, FIRST)
 
 
 @gluon.jit
@@ -181,9 +184,9 @@ def _gather(
         quads1 = _load_quads(a_ptr, a_scale_ptr, rows1, g, K_BLOCKS, N1, W)
         if N2 > 0:
             quads2 = _load_quads(a_ptr, a_scale_ptr, rows2, g, K_BLOCKS, N2, W)
-        _store_quads(smem, quads1, rows1, g, QUADS, SHIFT, N1, W, N1 + N2, 0)
+        _store_quads(smem, quads1, rows1, g, K_BLOCKS, SHIFT, N1, W, N1 + N2, 0)
         if N2 > 0:
-            _store_quads(smem, quads2, rows2, g, QUADS, SHIFT, N2, W, N1 + N2, N1)
+            _store_quads(smem, quads2, rows2, g, K_BLOCKS, SHIFT, N2, W, N1 + N2, N1)
     return rows1[3], rows2[3]
 
 

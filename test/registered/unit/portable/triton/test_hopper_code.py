@@ -19,7 +19,10 @@ register_cpu_ci(est_time=145, suite="base-a-test-cpu")
 pytest.importorskip("triton")
 
 from sglang_aiter_moe.portable.triton.hopper import launch, table  # noqa: E402
-from sglang_aiter_moe.testing.hopper_compile import stores_beside_products  # noqa: E402
+from sglang_aiter_moe.testing.hopper_compile import (  # noqa: E402
+    stores_beside_products,
+    unwritten_halves,
+)
 
 STAGING = ("LDS", "STS", "LDSM", "STSM", "SHFL", "BAR")
 BF16 = {"bf16 stage 1 list": 3.2, "bf16 stage 1 tokens": 3.3, "bf16 stage 2 list, K 2880": 3.4}
@@ -237,6 +240,24 @@ def test_a_store_beside_products_is_seen():
     )
     assert stores_beside_products("\n".join((products, wait, barrier, store))) == 0
     assert stores_beside_products("\n".join((products, barrier, wait, store, store))) == 2
+
+
+def test_no_half_of_a_word_is_what_a_register_happens_to_hold(results):
+    """Seen with Triton 3.6 where a stage-2 row of ``a`` ends within 128 columns: tokens that were NaN now and then."""
+    assert "wide stage 2, K 2112" in results
+    for name, row in results.items():
+        assert row["unwritten_halves"] == 0, name
+
+
+def test_a_half_that_nothing_wrote_is_seen():
+    low, whole = (
+        "F2FP.SATFINITE.E4M3.F16.UNPACK_B_MERGE_C R9, R13, RZ",
+        "@!P0 F2FP.SATFINITE.E4M3.F16.UNPACK_B_MERGE_C R24, R8, R9",
+    )
+    assert unwritten_halves([low, whole]) == 0
+    assert unwritten_halves([whole]) == 1
+    # As ptxas wrote it: the register is written later, from what it gave.
+    assert unwritten_halves([low, whole.replace("R9", "R62"), "PRMT R62, R24, 0x7632, R62"]) == 1
 
 
 if __name__ == "__main__":
