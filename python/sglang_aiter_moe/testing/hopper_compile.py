@@ -325,7 +325,7 @@ def describe(name: str) -> dict:
         maxnreg = (config.regs1 if kernel is stage1_mx_prefill else config.regs2) or None
     compiled = build(kernel, constants, types, warps, maxnreg)
     instructions, labels = disassemble(compiled.asm["cubin"])
-    loop = inner_loop(instructions, labels, name.startswith(("whole", "shared")))
+    loop = inner_loop(instructions, labels, name.startswith(("whole", "shared", "wide")))
     # A fence is written as loads that never happen: @!PT LDS RZ, [RZ].
     mix = Counter(opcode(i) for i in loop if not i.startswith("@!PT"))
     # Weights of one lane a matrix instruction: 16 x 16 over 32 lanes (HMMA), 16 rows x K over 32 lanes (wgmma).

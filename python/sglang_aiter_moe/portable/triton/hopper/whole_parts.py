@@ -351,6 +351,9 @@ def stage_slots(a_ptr, ok, smem, I: gl.constexpr, T: gl.constexpr, CHUNKS: gl.co
         is_pure=True,
         pack=4,
     )
+    # Not left to a v of 0: what ptxas makes of constants here is no 0 (wide_stage2).
+    here = (k < I // 2) & (row >= 0)
+    hi, lo = gl.where(here, hi, 0), gl.where(here, lo, 0)
     # A block of 32 columns is stored as [16 even][16 odd], here by two.
     both = gl.reshape(gl.join(hi, lo), (T, QUADS, 4, 4, 2, 2, 2))
     smem.store(gl.reshape(gl.permute(both, (1, 0, 6, 2, 4, 3, 5)), (QUADS * T * 2, 64)))

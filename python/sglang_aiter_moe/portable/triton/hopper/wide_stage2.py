@@ -74,12 +74,13 @@ def _load_quad(
     N: gl.constexpr,
     W: gl.constexpr,
 ):
-    """Words ``[N, 32]`` of quad q of rows ``[N]``, past I whatever is there, and their scale words ``[N]``."""
+    """Words ``[N, 32]`` of quad q of rows ``[N]``, and their scale words ``[N]``."""
     QUADS: gl.constexpr = quads_of(K_BLOCKS)
     NEAR: gl.constexpr = min(q, QUADS - 1)
     c = gl.arange(0, 32, layout=gl.SliceLayout(0, _word_layout(W)))
+    there = (c >= 0) if K_BLOCKS >= 4 * NEAR + 4 else (c % 4 < K_BLOCKS % 4)
     at = a_ptr + (row * (QUADS * 32))[:, None] + (NEAR * 32 + c)[None, :]
-    v = gl.load(at, mask=ok[:, None] & (c >= 0)[None, :], other=0)
+    v = gl.load(at, mask=ok[:, None] & there[None, :], other=0)
     return v, _scale_word(a_scale_ptr, row, ok, NEAR, K_BLOCKS)
 
 
@@ -106,8 +107,8 @@ def _store_quad(
             RESCALE, "=r,r,r", [quad[0], down], dtype=gl.int32, is_pure=True, pack=1
         )
         if K_BLOCKS < 4 * q + 4:
-            # Past I there are zeros. Not before: with words that are 0 at compile time ptxas (CUDA 12.8) leaves the upper
-            # half of what RESCALE gives to a register that nothing wrote.
+            # Not left to words of 0: ptxas (CUDA 12.8) takes the upper half of what RESCALE makes of a constant 0 from a
+            # register that nothing wrote.
             v = gl.where((c % 4 < K_BLOCKS % 4)[None, :], v, 0)
         words_at(smem, q, N, T, FIRST).store(v)
 

