@@ -77,7 +77,7 @@ FORMS = {
         run_shared_prefill, SharedPrefillConfig(160, Rings(3, 2, steps=2), Rings(3, 3, steps=1)),
     ),
     "shared_prefill-4-loaders": (
-        run_shared_prefill, SharedPrefillConfig(32, Rings(4, 3, 4, 56), Rings(3, 3, steps=2)),
+        run_shared_prefill, SharedPrefillConfig(32, Rings(5, 3, 4, steps=2), Rings(5, 3, steps=1)),
     ),
 }  # fmt: skip
 """Name -> (launch function, configuration)."""

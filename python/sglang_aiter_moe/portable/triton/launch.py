@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 import triton
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from sglang_aiter_moe.portable.request import (
     A16W4,
@@ -97,6 +98,8 @@ def dispatch(
 ) -> None:
     """The form for this device and size; all of them compute the same layer. Operands as in ``run``.
 
+    Where a Hopper form's kernels cannot be built for a layer, the next one runs; that is logged once.
+
     Args:
         arch: whose tables and forms; None: the device's.
     """
@@ -107,11 +110,15 @@ def dispatch(
     if arch == "sm90" and topk_ids.numel() and out.dim() == 2:
         from sglang_aiter_moe.portable.triton.hopper import table as hopper_table
 
-        chosen = hopper_table.choose(r, *topk_ids.shape, w1, w2, w1_scale, w2_scale)
-        if chosen is not None:
+        weights = w1, w2, w1_scale, w2_scale
+        while (chosen := hopper_table.choose(r, *topk_ids.shape, *weights)) is not None:
             runner, config = chosen
-            runner(r, x, *operands, config)
-            return
+            try:
+                runner(r, x, *operands, config)
+            except (PTXASError, OutOfResources) as problem:
+                hopper_table.give_up(r, config, problem)
+            else:
+                return
     run_portable(r, x, *operands, arch=arch)
 
 

@@ -125,6 +125,35 @@ def fragments_stay_in_registers() -> bool:
     return False
 
 
+def _built_for(r: KernelRequest, config) -> tuple:
+    """What the code of ``config``'s kernels depends on."""
+    flags = r.limit is None, r.bias13 is None, r.bias2 is None, r.expert_mask is None
+    return (
+        config, r.mode, r.hidden_size, r.intermediate_size, r.w13_layout, r.activation, r.requantization, *flags,
+        r.num_local_tokens is None,
+    )  # fmt: skip
+
+
+_unbuilt: set[tuple] = set()
+
+
+def give_up(r: KernelRequest, config, problem: Exception) -> None:
+    """Keeps ``config`` from layers like ``r``'s, whose kernels could not be built; says so once.
+
+    ptxas of CUDA 12.8 ends with a signal for some widths of some configurations of many tokens; none of K3's or
+    gpt-oss's (docs/kernel-notes.md).
+    """
+    _unbuilt.add(_built_for(r, config))
+    logger.warning(
+        "no Hopper kernel for H %d, I %d, %s with %s: %s. Another form runs in its place",
+        r.hidden_size,
+        r.intermediate_size,
+        r.mode,
+        config,
+        str(problem).strip().split("\n")[0],
+    )
+
+
 def choose(
     r: KernelRequest,
     tokens: int,
@@ -145,6 +174,8 @@ def choose(
         if pairs > bound or not supports(r, w1_scale, w2_scale):
             continue
         if form == "wide" and not config.fits(r):
+            continue
+        if _unbuilt and _built_for(r, config) in _unbuilt:
             continue
         if reach(form, (w1, w2), (w1_scale, w2_scale)):
             return runner, config

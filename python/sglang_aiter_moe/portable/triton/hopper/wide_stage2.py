@@ -106,9 +106,9 @@ def _store_quad(
         v = gl.inline_asm_elementwise(
             RESCALE, "=r,r,r", [quad[0], down], dtype=gl.int32, is_pure=True, pack=1
         )
-        if K_BLOCKS < 4 * q + 4:
-            # Not left to words of 0: ptxas (CUDA 12.8) takes the upper half of what RESCALE makes of a constant 0 from a
-            # register that nothing wrote.
+        if 4 * q + 4 > K_BLOCKS:
+            # Not left to words of 0: ptxas (CUDA 12.8) takes the upper half of what RESCALE makes of a constant 0
+            # from a register that nothing wrote.
             v = gl.where((c % 4 < K_BLOCKS % 4)[None, :], v, 0)
         words_at(smem, q, N, T, FIRST).store(v)
 

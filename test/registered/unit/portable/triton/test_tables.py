@@ -17,6 +17,8 @@ register_cpu_ci(est_time=8, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import OutOfResources, PTXASError  # noqa: E402
+
 from sglang_aiter_moe.portable.triton import table  # noqa: E402
 from sglang_aiter_moe.portable.triton.hopper import whole_launch  # noqa: E402
 from sglang_aiter_moe.portable.triton.hopper import (  # noqa: E402
@@ -26,6 +28,7 @@ from sglang_aiter_moe.portable.triton.hopper import (  # noqa: E402
 )
 from sglang_aiter_moe.portable.triton.hopper import table as hopper_table  # noqa: E402
 from sglang_aiter_moe.portable.triton.hopper.table import wide_launch  # noqa: E402
+from sglang_aiter_moe.portable.triton.launch import dispatch  # noqa: E402
 
 MODES = ("A16W4", "A8W4", "A4W4")
 
@@ -179,6 +182,47 @@ def test_a_form_that_cannot_reach_the_bytes_is_left_out(
     assert chosen(1) == chosen(1) == (by_1 if which >= 2 else None)
     assert caplog.text.count(f"form {form} cannot read") == 1
     hopper_table._say_unaligned.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "problem", [PTXASError("`ptxas` failed\nlog"), OutOfResources(300, 227, "shared memory")]
+)
+def test_a_form_that_cannot_be_built_is_left_out_from_then_on(monkeypatch, caplog, problem):
+    """Run with runners that stand in for a compiler that fails: the row's, then the next one's that works."""
+    layer = replace(_layer(3584, 384), mode="A8W4", requantization="epilogue")
+    weights = [torch.zeros((1 << 20) + 16, dtype=torch.uint8) for _ in range(4)]
+    weights = [t[-t.data_ptr() % 16 :] for t in weights]
+    tokens = 4096
+    rows = hopper_table.load()["A8W4 short"]
+    first, second = [form for bound, form, _ in rows if bound >= tokens * 16][:2]
+    assert first == second == "shared_prefill"
+    tried = []
+
+    def run_shared_prefill(r, x, *operands):
+        tried.append((r.hidden_size, operands[-1].n))
+        if (r.hidden_size, operands[-1].n) == (3584, 96):
+            raise problem
+        operands[-2].fill_(1.0)
+
+    forms = (*hopper_table.FORMS[first][:2], run_shared_prefill)
+    monkeypatch.setitem(hopper_table.FORMS, first, forms)
+    monkeypatch.setattr(hopper_table, "_unbuilt", set())
+
+    def call(r) -> torch.Tensor:
+        out = torch.zeros(tokens, 8)
+        ids = torch.zeros(tokens, 16, dtype=torch.int32)
+        dispatch(r, torch.zeros(tokens, 8), *weights, None, ids, out, arch="sm90")
+        return out
+
+    assert call(layer).all() and tried == [(3584, 96), (3584, 160)]
+    assert call(layer).all() and tried[2:] == [(3584, 160)]
+    reason = str(problem).split("\n")[0]
+    assert (
+        caplog.text.count("no Hopper kernel for H 3584, I 384, A8W4") == 1 and reason in caplog.text
+    )
+    assert "log" not in caplog.text.split(reason)[1].split("Another form")[0]
+    # Another layer has code of its own.
+    assert call(replace(layer, hidden_size=4096)).all() and tried[3:] == [(4096, 96)]
 
 
 @pytest.mark.parametrize(
