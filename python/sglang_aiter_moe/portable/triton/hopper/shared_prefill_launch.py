@@ -32,16 +32,15 @@ from sglang_aiter_moe.portable.triton.workspace import carve
 
 @dataclass(frozen=True)
 class Rings:
-    """Slots of tokens (three or more: with two ptxas of CUDA 12.8 ends with a signal for some widths) and of packed
-    words (two or more: a step's are loaded before those before are released); warps that load tokens; registers of a
-    loader's thread; steps of 128 columns in one accumulator; programs an SM."""
+    """Slots of tokens and of packed words (two or more: a step's are loaded before those before are released); warps
+    that load tokens; registers of a loader's thread; steps of 128 columns in one accumulator. For some widths and
+    numbers of them ptxas of CUDA 12.8 ends with a signal (``table.give_up``)."""
 
     tokens: int = 4
     words: int = 4
     loaders: int = 2
     loader_regs: int = 64
     steps: int = 4
-    programs: int = 1
 
     @property
     def warp_groups(self) -> int:
@@ -50,7 +49,7 @@ class Rings:
     @property
     def maxnreg(self) -> int:
         """Registers of a thread at the launch, all roles alike; the warps of roles fill whole warp groups."""
-        return 65536 // (self.programs * self.warp_groups * 128) // 8 * 8
+        return 65536 // (self.warp_groups * 128) // 8 * 8
 
     @property
     def consumer_regs(self) -> int:
@@ -138,7 +137,7 @@ def run_shared_prefill(
     )  # fmt: skip
     both = 2 if r.w13_layout == SEPARATED else 1
     s1, s2 = (s.view(-1).view(torch.int32) for s in (w1_scale, w2_scale))
-    stage1_shared[(min(blocks * (a_stride // 64), sms * c.one.programs),)](
+    stage1_shared[(min(blocks * (a_stride // 64), sms),)](
         *descriptors(w1.view(torch.int32), s1, E * both, both, 2 // both * I, H),
         ws["x"], ws["x_scale"], s1, topk_weights if r.bias13 is None else r.bias13, *block_lists(ws), ws["a"],
         ws["a_block_scale"], pairs, topk, r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
@@ -153,7 +152,7 @@ def run_shared_prefill(
         SHIFT=0 if fmt == "e4m3" else 6, ROWS=rows, BLOCKS=triton.next_power_of_2(a_stride // 32), num_warps=4,
     )  # fmt: skip
     kept = c.kept and a_stride // 128 <= c.two.tokens  # or the ring would wait for itself
-    stage2_shared[(min(blocks * groups_of(H, c.tiles), sms * c.two.programs),)](
+    stage2_shared[(min(blocks * groups_of(H, c.tiles), sms),)](
         *descriptors(w2.view(torch.int32), s2, E, 1, H, I),
         ws["a"], ws["a_scale"], s2, topk_weights if r.bias2 is None else r.bias2, *block_lists(ws), ws["part"], pairs,
         H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, WIDE=wide, TILES=c.tiles, KEPT=kept, T=c.n,

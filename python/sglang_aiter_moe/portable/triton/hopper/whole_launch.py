@@ -41,6 +41,10 @@ class WholeConfig:
     most_tokens: int = 4
     halves: bool = False
 
+    def fits(self, r: KernelRequest, topk: int) -> bool:
+        """Whether there is room for a token of ``topk`` experts."""
+        return _fits(r.hidden_size, r.intermediate_size, topk)
+
 
 def fitting_slots(hidden: int, inter: int, topk: int, apart: bool) -> int:
     """How many slots fit beside a token's columns (stage 1), or all its slots' activations (stage 2).

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.portable.request import A8W4, SEPARATED, KernelRequest
 from sglang_aiter_moe.portable.triton.hopper import mx_prefill_launch
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import (
@@ -18,7 +19,7 @@ from sglang_aiter_moe.portable.triton.hopper.fp8_launch import (
 )
 from sglang_aiter_moe.portable.triton.hopper.prefill_launch import padded
 from sglang_aiter_moe.portable.triton.hopper.prepare import combine_hopper
-from sglang_aiter_moe.portable.triton.hopper.wide import OVERLAPS, product_columns
+from sglang_aiter_moe.portable.triton.hopper.wide import OVERLAPS, SB, product_columns
 from sglang_aiter_moe.portable.triton.hopper.wide_prepare import prepare_wide
 from sglang_aiter_moe.portable.triton.hopper.wide_stage1 import stage1_wide
 from sglang_aiter_moe.portable.triton.hopper.wide_stage2 import stage2_wide
@@ -40,6 +41,13 @@ class WideConfig:
         for name in ("one", "two"):
             if isinstance(getattr(self, name), dict):
                 object.__setattr__(self, name, Ring(**getattr(self, name)))
+            ring = getattr(self, name)
+            if ring.sb != SB.value:
+                raise ContractError(
+                    f"stage ring {name!r} of the wide form has slots of {ring.sb} K blocks",
+                    allowed=str(SB.value),
+                    fix=f"sb={SB.value}",
+                )
 
     def shared(self, ring: Ring, columns: int, exchange: int) -> int:
         """Bytes of shared memory of a program beside tokens of ``columns`` (H or I). ``exchange``: of those that a warp
@@ -51,7 +59,7 @@ class WideConfig:
         slots = ring.slots * (ring.w * ring.sb * 272 + 16)
         return slots + rows + exchange * ring.w * max(self.n1, self.n2)
 
-    def fits(self, r: KernelRequest) -> bool:
+    def fits(self, r: KernelRequest, topk: int) -> bool:
         """Whether all programs of an SM fit it."""
         one = self.shared(self.one, r.hidden_size, 32)
         two = self.shared(self.two, r.intermediate_size, 64)

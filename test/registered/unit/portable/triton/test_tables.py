@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from dataclasses import replace
@@ -55,8 +56,10 @@ def test_hopper_bounds_ascend_and_cover_each_mode():
                 hopper_table.ALIGNMENT.get(form, hopper_table.WORDS) for _, form, _ in rows[-2:]
             )
             assert first > last
-            bounds.pop()
-        assert bounds == sorted(set(bounds)) and bounds[-1] == math.inf, group
+        assert bounds == sorted(bounds) and bounds[-1] == math.inf, group
+        for (bound, form, config), (next_bound, next_form, other) in itertools.pairwise(rows):
+            # What takes a row's place where that cannot run has its bound, and is something else.
+            assert bound < next_bound or form != next_form or config.most_tokens < other.most_tokens
 
 
 def test_prefill_leaves_out_the_sizes_that_do_not_build():
@@ -77,6 +80,11 @@ def _layer(hidden: int, inter: int) -> KernelRequest:
         mode="A16W4", family="test", num_experts=2, hidden_size=hidden, intermediate_size=inter, activation="silu",
         w13_layout="separated", w13_scale_layout="separated", w2_layout="separated", w2_scale_layout="separated",
     )  # fmt: skip
+
+
+def _scales(data: torch.Tensor) -> torch.Tensor:
+    """As many bytes as any layer's scales have, all of them the first one of ``data``."""
+    return data[:1].expand(1 << 28)
 
 
 @pytest.mark.parametrize("hidden, inter", [(10240, 256), (10272, 256), (256, 10272)])
@@ -109,7 +117,7 @@ def test_rings_of_shared_prefill_fit(mode, size, inter):
         assert not config.kept or -(-inter // 128) <= config.two.tokens
         for ring in (config.one, config.two):
             assert ring.tokens >= 3 and ring.words >= 2
-            assert ring.programs * (ring.shared(config.n) + 2048) <= 227 << 10
+            assert ring.shared(config.n) + 2048 <= 227 << 10
             others = (ring.warp_groups - 2) * ring.loader_regs
             assert 2 * ring.consumer_regs + others <= ring.maxnreg * ring.warp_groups
             assert ring.consumer_regs >= ring.maxnreg
@@ -121,18 +129,18 @@ def test_wide_rows_fit_and_are_left_out_where_they_do_not(monkeypatch, mode, siz
     found = [c for _, form, c in hopper_table.load()[f"{mode} {size}"] if form == "wide"]
     assert found and all(c.one.sb == c.two.sb == 16 and (c.n1 + c.n2) % 8 == 0 for c in found)
     monkeypatch.setattr(wide_launch, "OVERLAPS", wide_launch.OVERLAPS.__class__(True))
-    assert all(c.fits(_layer(hidden, inter)) for c in found)
-    assert not any(c.fits(_layer(7168, 384)) or c.fits(_layer(2880, 7168)) for c in found)
+    assert all(c.fits(_layer(hidden, inter), 4) for c in found)
+    assert not any(c.fits(_layer(7168, 384), 4) or c.fits(_layer(2880, 7168), 4) for c in found)
     monkeypatch.setattr(wide_launch, "OVERLAPS", wide_launch.OVERLAPS.__class__(False))
-    assert [c.fits(_layer(hidden, inter)) for c in found] == [c.n2 == 0 for c in found]
+    assert [c.fits(_layer(hidden, inter), 4) for c in found] == [c.n2 == 0 for c in found]
 
 
 @pytest.mark.parametrize("columns, form", [(2880, "wide"), (7168, "prefill")])
 def test_wide_is_chosen_only_where_its_tokens_fit(columns, form):
-    layer = replace(_layer(columns, 1024), mode="A8W4", requantization="epilogue")
+    layer = replace(_layer(columns, 1024), mode="A8W4", requantization="epilogue", num_experts=128)
     data = torch.zeros((1 << 20) + 16, dtype=torch.uint8)
     data = data[-data.data_ptr() % 16 :]
-    runner, _ = hopper_table.choose(layer, 512, 4, *[data] * 4)
+    runner, _ = hopper_table.choose(layer, 512, 4, data, data, _scales(data), _scales(data))
     assert runner is hopper_table.FORMS[form][2]
 
 
@@ -166,14 +174,14 @@ def test_a_form_that_cannot_reach_the_bytes_is_left_out(
     of the bf16 forms nothing. ``by_1``: what takes scales that begin anywhere."""
     monkeypatch.setattr(hopper_table, "fragments_stay_in_registers", lambda: False)
     hopper_table._say_unaligned.cache_clear()
-    layer = replace(_layer(2880, 1024), mode=mode)
+    layer = replace(_layer(2880, 1024), mode=mode, num_experts=128)
     layer = replace(layer, requantization="none" if mode == "A16W4" else "epilogue")
     operands = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(4)]
     operands = [t[-t.data_ptr() % 16 :] for t in operands]
 
     def chosen(moved: int) -> str | None:
         begins = [moved if i == which else 0 for i in range(4)]
-        moved_one = [t[b : b + (1 << 19)] for t, b in zip(operands, begins, strict=True)]
+        moved_one = [_scales(t[b:]) for t, b in zip(operands, begins, strict=True)]
         found = hopper_table.choose(layer, tokens, 4, *moved_one)
         return next(n for n, f in hopper_table.FORMS.items() if f[2] is found[0]) if found else None
 
@@ -286,6 +294,36 @@ def test_one_scale_a_row_where_it_was_faster(hidden, inter, topk, columns):
         runner, config = hopper_table.choose(layer, tokens, topk, *[scales] * 4)
         assert runner is fp8_launch.run_fp8
         assert (config.n if config.by_row else None) == n
+
+
+@pytest.mark.parametrize(
+    "hidden, inter, topk, tokens", [(4096, 6144, 10, 1), (3584, 8192, 16, 1), (2880, 4640, 9, 2)]
+)
+def test_more_experts_a_token_than_fit_one_launch_go_to_others(hidden, inter, topk, tokens):
+    layer = replace(_layer(hidden, inter), num_experts=32)
+    data = torch.zeros((1 << 20) + 16, dtype=torch.uint8)
+    data = data[-data.data_ptr() % 16 :]
+    scales = _scales(data)
+    found = hopper_table.choose(layer, tokens, topk, data, data, scales, scales)
+    assert found is None or found[0] is not whole_launch.run_whole
+    few = hopper_table.choose(layer, tokens, 4, data, data, scales, scales)
+    assert few[0] is whole_launch.run_whole
+
+
+@pytest.mark.parametrize("experts, form", [(896, "wide"), (128, "shared_prefill")])
+def test_wide_runs_where_an_expert_has_a_block_of_tokens(experts, form):
+    """K3's layer at 1024 tokens, and gpt-oss's at TP8 with as many pairs: 128 tokens an expert."""
+    layer = replace(_layer(2880, 384), mode="A8W4", requantization="epilogue", num_experts=experts)
+    data = torch.zeros((1 << 20) + 16, dtype=torch.uint8)
+    data = data[-data.data_ptr() % 16 :]
+    runner, _ = hopper_table.choose(layer, 4096, 4, data, data, _scales(data), _scales(data))
+    assert runner is hopper_table.FORMS[form][2]
+
+
+def test_a_wide_ring_of_other_slots_is_refused():
+    ring = fp8_launch.Ring(8, 8, 3, 1)
+    with pytest.raises(ContractError, match="slots of 8 K blocks"):
+        wide_launch.WideConfig(32, 0, ring, ring)
 
 
 def test_the_whole_layer_refuses_more_experts_a_token_than_fit():
