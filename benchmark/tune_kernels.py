@@ -31,7 +31,7 @@ from sglang_aiter_moe.portable.triton.hopper.whole_launch import WholeConfig
 from sglang_aiter_moe.portable.triton.hopper.wide_launch import WideConfig
 
 LIMIT = {"A16W4": 4e-3, "A8W4": 1e-2, "A4W4": 4e-2}
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 R = Ring
 S = SharedPrefillConfig
 KEPT = {"tiles": 7, "kept": True}
@@ -41,7 +41,7 @@ CANDIDATES = {
         TokenConfig(32, 4, 7, 16, 1, 2, 8), TokenConfig(16, 4, 7, 16, 1, 2, 8), TokenConfig(32, 2, 2, 16, 1, 2, 4),
         TokenConfig(32, 1, 4, 16, 1, 2, 4), ListConfig(32, 1, 4, 32, 4, 3), ListConfig(32, 1, 1, 32, 4, 3),
         Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 3)), Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 4, 3)),
-        Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 3)), Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 5, 2)),
+        Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 3), 1024), Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 5, 2)),
         Fp8Config(16, R(8, 8, 3, 2), R(4, 16, 3, 3)),
         Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 3), 1024, by_row=True),
         Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 3), 1024, by_row=True),
@@ -51,14 +51,14 @@ CANDIDATES = {
         MxPrefillConfig(32, 64, 4, 64, 4, 7, 96, 128), MxPrefillConfig(96, 64, 4, 64, 4, 7, 168, 168),
         MxPrefillConfig(160, tiles=7),
         WideConfig(32, 0, R(8, 16, 3, 1), R(8, 16, 2, 2)), WideConfig(32, 0, R(8, 16, 3, 1), R(8, 16, 3, 1)),
-        S(96, Rings(5, 5, 4), Rings(6, 4, 4), **KEPT), S(160, Rings(4, 4, 4, steps=2), Rings(6, 3, 4), **KEPT),
+        S(96, Rings(8, 6), Rings(6, 8), **KEPT), S(160, Rings(8, steps=2), Rings(6, 8), **KEPT),
     ],
     "long": [
         WholeConfig(3, most_tokens=1), WholeConfig(3, halves=True), WholeConfig(4, halves=True),
         TokenConfig(32, 4, 6, 16, 4, 5, 16), TokenConfig(16, 4, 6, 16, 4, 5, 16), TokenConfig(32, 2, 2, 32, 2, 2, 8),
         ListConfig(32, 1, 1, 32, 1, 2), ListConfig(32, 1, 2, 32, 1, 2),
         Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 2, 3)), Fp8Config(8, R(4, 16, 5, 2), R(4, 16, 2, 3)),
-        Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 2)), Fp8Config(16, R(8, 8, 3, 2), R(8, 8, 3, 2)),
+        Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 2), 1024), Fp8Config(16, R(8, 8, 3, 2), R(8, 8, 3, 2)),
         Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 2), 1024, by_row=True),
         Fp8Config(8, R(4, 16, 4, 2), R(8, 16, 4, 1), 1024, by_row=True),
         Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 2), 1024, by_row=True),

@@ -37,7 +37,7 @@ from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import (
 
 
 @gluon.constexpr_function
-def block_layout(N):
+def block_layout():
     """``[1, 32, N]``: a scale block of a column in four lanes, eight values each."""
     return gl.BlockedLayout([1, 8, 1], [1, 4, 8], [1, 1, 4], [1, 2, 0])
 
@@ -137,7 +137,7 @@ def activate_columns(
     y = gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
     if VIA_BF16:
         y = y.to(gl.bfloat16).to(gl.float32)
-    B: gl.constexpr = block_layout(N)
+    B: gl.constexpr = block_layout()
     y = gl.convert_layout(gl.reshape(y, (1, 32, N)), B)
     if A_STRIDE > I:
         y = gl.where(i0 < I, y, 0.0)

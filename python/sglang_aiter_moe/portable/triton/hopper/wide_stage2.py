@@ -71,7 +71,6 @@ def _load_quad(
     ok,
     q: gl.constexpr,
     K_BLOCKS: gl.constexpr,
-    N: gl.constexpr,
     W: gl.constexpr,
 ):
     """Words ``[N, 32]`` of quad q of rows ``[N]``, and their scale words ``[N]``."""
@@ -145,13 +144,13 @@ def _rows(
 
 @gluon.jit
 def _load_quads(
-    a_ptr, a_scale_ptr, rows, g: gl.constexpr, K_BLOCKS: gl.constexpr, N: gl.constexpr, W: gl.constexpr
+    a_ptr, a_scale_ptr, rows, g: gl.constexpr, K_BLOCKS: gl.constexpr, W: gl.constexpr
 ):  # fmt: skip
     return (
-        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g, K_BLOCKS, N, W),
-        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 1, K_BLOCKS, N, W),
-        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 2, K_BLOCKS, N, W),
-        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 3, K_BLOCKS, N, W),
+        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g, K_BLOCKS, W),
+        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 1, K_BLOCKS, W),
+        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 2, K_BLOCKS, W),
+        _load_quad(a_ptr, a_scale_ptr, rows[0], rows[1], g + 3, K_BLOCKS, W),
     )
 
 
@@ -182,9 +181,9 @@ def _gather(
     if N2 > 0:
         rows2 = _rows(a_scale_ptr, pairs_ptr, start + N1, end, K_BLOCKS, SHIFT, N2, W)
     for g in gl.static_range(0, QUADS, 4):  # in flight at once
-        quads1 = _load_quads(a_ptr, a_scale_ptr, rows1, g, K_BLOCKS, N1, W)
+        quads1 = _load_quads(a_ptr, a_scale_ptr, rows1, g, K_BLOCKS, W)
         if N2 > 0:
-            quads2 = _load_quads(a_ptr, a_scale_ptr, rows2, g, K_BLOCKS, N2, W)
+            quads2 = _load_quads(a_ptr, a_scale_ptr, rows2, g, K_BLOCKS, W)
         _store_quads(smem, quads1, rows1, g, K_BLOCKS, SHIFT, N1, W, N1 + N2, 0)
         if N2 > 0:
             _store_quads(smem, quads2, rows2, g, K_BLOCKS, SHIFT, N2, W, N1 + N2, N1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -360,6 +362,17 @@ def test_prefill_blocks_hold_every_count():
     for size in sizes | {8, 16, 32, 64, 96, 128, 160}:
         sums = [first + second for first, second in column_choices.fn(size)]
         assert sums == sorted(set(sums)) and sums[-1] == size
+
+
+def test_the_tuner_times_every_row_of_the_table(monkeypatch):
+    folder = Path(__file__).parents[5] / "benchmark"
+    monkeypatch.syspath_prepend(str(folder))
+    tuner = importlib.import_module("tune_kernels")
+    for name in ("tune_kernels", "kernels", "moe_layers"):
+        sys.modules.pop(name)
+    for group, rows in hopper_table.load().items():
+        for bound, form, config in rows:
+            assert config in tuner.CANDIDATES[group.split()[1]], (group, bound, form)
 
 
 def test_a_row_survives_the_file():
