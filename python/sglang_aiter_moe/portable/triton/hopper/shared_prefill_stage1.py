@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from sglang_aiter_moe.portable.triton.hopper.approximate import divide, exp2
 from sglang_aiter_moe.portable.triton.hopper.fp8 import acc_layout, barrier
 from sglang_aiter_moe.portable.triton.hopper.prefill_blocks import (
     columns,
@@ -43,21 +44,6 @@ def block_layout():
 
 
 @gluon.jit
-def exp2(v):
-    """Without the care that Triton's takes of results below 2**-126: three instructions less."""
-    return gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [v], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def divide(a, b):
-    return a * gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
 def tanh_parts(v, scale):
     """Numerator and denominator of the magnitude of tanh of ``v * scale``, scale positive. Below 2**-7 it is its
     argument: a relative error of up to 2**-15.6 there and above, where ``1 - e`` cancels; E4M3 has 2**-4."""
@@ -70,7 +56,7 @@ def tanh_parts(v, scale):
 def gate_up(
     g, u, limit, alpha, beta, linear_beta, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr
 ):
-    """``fp8_stage1.gate_up``, with the instructions above: the epilogue is a fifth of a program."""
+    """``fp8_stage1.gate_up`` by ``approximate``: the epilogue is a fifth of a program."""
     if HAS_LIMIT:
         g = gl.where(g > limit, limit, g)
         u = gl.where(u > limit, limit, gl.where(u < -limit, -limit, u))

@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sglang_aiter_moe.portable.triton.hopper.approximate import divide, exp2
 from sglang_aiter_moe.portable.triton.hopper.fp8 import async_load, barrier, columns_ready
 from sglang_aiter_moe.portable.triton.hopper.mx_prefill_stage1 import byte_layout
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import (
@@ -56,26 +57,10 @@ def _stage(
 
 
 @gluon.jit
-def _exp2(v):
-    return gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [v], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def _over(a, b):
-    """``a / b`` to two units in the last place; 0 where b is above 2**126."""
-    r = gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], dtype=gl.float32, is_pure=True, pack=1
-    )
-    return a * r
-
-
-@gluon.jit
 def _tanh_parts(v):
     """``fp8_stage1.tanh_parts``."""
     a = gl.abs(v)
-    e = _exp2(a * (-2 * LOG2_E))
+    e = exp2(a * (-2 * LOG2_E))
     s = a * a
     small = a * (1.0 + s * (-1.0 / 3 + s * (2.0 / 15 + s * (-17.0 / 315)))) * (1.0 + e)
     r = gl.where(a < 0.1, small, 1.0 - e)
@@ -86,19 +71,19 @@ def _tanh_parts(v):
 def _gate_up(
     g, u, limit, alpha, beta, linear_beta, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr
 ):
-    """``fp8_stage1.gate_up`` without the care for results below 2**-126: half its instructions."""
+    """``fp8_stage1.gate_up`` by ``approximate``: half its instructions."""
     if HAS_LIMIT:
         g = gl.where(g > limit, limit, g)
         u = gl.where(u > limit, limit, gl.where(u < -limit, -limit, u))
     if ACTIVATION == "situv2":
         gate, gate_below = _tanh_parts(g * (1.0 / beta))
         up, up_below = _tanh_parts(u * (1.0 / linear_beta))
-        below = gate_below * up_below * (1.0 + _exp2(g * -LOG2_E))
-        return _over((beta * linear_beta) * gate * up, below)
+        below = gate_below * up_below * (1.0 + exp2(g * -LOG2_E))
+        return divide((beta * linear_beta) * gate * up, below)
     elif ACTIVATION == "swiglu":
-        return _over(g, 1.0 + _exp2(g * (-LOG2_E * alpha))) * (u + 1.0)
+        return divide(g, 1.0 + exp2(g * (-LOG2_E * alpha))) * (u + 1.0)
     else:
-        return _over(g, 1.0 + _exp2(g * -LOG2_E)) * u
+        return divide(g, 1.0 + exp2(g * -LOG2_E)) * u
 
 
 @gluon.jit
