@@ -1,4 +1,4 @@
-"""A layer with loaders as SGLang's ``FusedMoE`` has them, without SGLang."""
+"""Layers with loaders as SGLang's ``FusedMoE`` has them, without SGLang; a small plan of each layout for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,37 @@ import torch
 from sglang_aiter_moe.contract import MoePlan, MoeSpec
 from sglang_aiter_moe.numerics import RawExperts
 from sglang_aiter_moe.srt.layers.quantization.mxfp4 import prepare_weights
-from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import guarded
+from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import guarded, updating
+from sglang_aiter_moe.testing import plans
 from sglang_aiter_moe.testing.raw_layers import make_raw_layer
+
+
+def small_gpt_oss(experts: int = 4, hidden: int = 192, inter: int = 192) -> MoeSpec:
+    """Rows alternate, sizes are padded, biases are bf16 in the checkpoint."""
+    return MoeSpec(
+        "swiglu",
+        experts,
+        2,
+        hidden,
+        inter,
+        gate_up_interleaved=True,
+        has_bias=True,
+        swiglu_limit=7.0,
+    )
+
+
+#: A small plan of each layout.
+PLANS = {
+    "separated": plans.plan(plans.situv2(4, 2, 256, 128)),
+    "interleaved": plans.plan(plans.situv2(4, 2, 256, 128), {plans.A8W4: "1"}),
+    "gfx1250": plans.plan(plans.situv2(4, 2, 256, 128), arch="gfx1250"),
+    # K3's I per rank: w2's 12 columns of scales become 16, so raw and packed sizes differ.
+    "scale padding": plans.plan(plans.situv2(3, 2, 256, 384), {plans.A8W4: "1"}),
+    "padding": plans.plan(small_gpt_oss()),
+    "padded halves": plans.plan(MoeSpec("silu", 4, 2, 192, 96), {plans.ITLV: "0"}),
+}
+#: An interleaved layer that errors call "layer 5".
+TWO_EXPERTS = plans.plan(plans.situv2(2, 1, 256, 128, name="layer 5"), {plans.A8W4: "1"})
 
 
 def load_shard(
@@ -68,6 +97,23 @@ def load(layer: Any, raw: dict[str, torch.Tensor], experts: Any = None) -> None:
                 parameter.weight_loader(parameter, part, name, shard_id=shard, expert_id=expert)
 
 
+def failed_update(
+    layer: Any, raw: dict[str, torch.Tensor], reason: str = "connection lost"
+) -> None:
+    """An update that writes ``raw`` and fails then.
+
+    Raises:
+        AssertionError: its error did not come out.
+    """
+    try:
+        with updating():
+            load(layer, raw)
+            raise OSError(reason)
+    except OSError:
+        return
+    raise AssertionError("the error of an update has to come out")
+
+
 def random_raw(spec: MoeSpec, seed: int, *, bias_dtype: torch.dtype = torch.bfloat16) -> dict:
     """Raw tensors of a random layer."""
     raw = tensors_of(make_raw_layer(spec, 1, seed=seed).experts)
@@ -84,3 +130,17 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(
         a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a
     )
+
+
+def identity(layer: torch.nn.Module) -> dict[str, tuple]:
+    """What an update in place does not change: object, address, loader and shape by parameter name."""
+    return {
+        name: (id(p), p.data_ptr(), p.weight_loader, tuple(p.shape))
+        for name, p in layer.named_parameters()
+    }
+
+
+def nan_scales(layer: torch.nn.Module) -> list[bool]:
+    """Whether the scales of w13 and of w2 are NaN throughout."""
+    scales = (layer.w13_weight_scale, layer.w2_weight_scale)
+    return [bool((scale == 0xFF).all()) for scale in scales]

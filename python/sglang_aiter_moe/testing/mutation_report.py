@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_aiter_moe.evaluation.interval import binomial_interval
-from sglang_aiter_moe.testing.mutation_run import ELSEWHERE, PACKAGE, sources, without_line
+from sglang_aiter_moe.testing.mutation_draw import sources, without_line
+from sglang_aiter_moe.testing.mutation_targets import ELSEWHERE, PACKAGE
 
 _RUN = "python -m sglang_aiter_moe.testing.mutation_run docs/mutation"
 _INTRODUCTION = f"""\
@@ -28,9 +29,9 @@ it and from what `docs/mutation_survivors.json` says; do not edit.
 Do the tests of `contract/` and `srt/` notice a small mistake there? `testing/mutation.py` makes mutants of a module,
 one change each (comparisons, `and`/`or`, `not`, arithmetic, numbers, conditions, dropped raises, results and calls),
 leaves messages, annotations and docstrings alone, and removes no assignments. `testing/mutation_run.py` runs each
-against the tests of its module (`TESTS` there, chosen by what `testing/mutation_tests.py` saw them execute) and stops
-at the first failure. The sample: of each module those mutants whose text has the smallest hash, at least three of them,
-so that it is always the same for the same source.
+against the tests of its module (`testing/mutation_targets.py`, chosen by what `testing/mutation_tests.py` saw them
+execute) and stops at the first failure. The sample (`testing/mutation_draw.py`): of each module those mutants whose
+text has the smallest hash, at least three of them, so that it is always the same for the same source.
 
 ```
 {_RUN}.json --only 'contract/*' --share 0.15

@@ -12,7 +12,6 @@ A draw (``--draw``) is a sample whose first verdicts count: what its modules bec
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.abc
 import importlib.util
 import json
@@ -23,137 +22,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
-from sglang_aiter_moe.testing.mutation import Mutant, mutants, sample
-
-PACKAGE = Path(__file__).resolve().parents[1]
-UNIT = "test/registered/unit/"
-_PLAN = ("contract/test_plan.py", "contract/test_refusals.py", "contract/test_moe_plan.py")
-_TOTAL = "contract/test_plan_total.py"
-_MX = "layers/quantization/test_mxfp4_"
-_UPDATES = (
-    "model_executor/test_weight_updater.py",
-    "model_executor/test_weight_updater_methods.py",
-    "model_executor/test_weight_updater_target_and_draft.py",
-)
-_OF_RUNNER = "layers/moe/moe_runner/test_"
-_CONTEXT = "layers/test_zero_copy_context.py"
-_RUNNER = (
-    "patches/test_glue.py",
-    f"{_OF_RUNNER}output.py",
-    f"{_OF_RUNNER}call_arguments.py",
-    "layers/moe/test_aiter_runner_upstream.py",
-    "layers/moe/test_aiter_runner.py",
-    f"{_MX}situ_output.py",
-)
-_BIAS = (
-    "layers/moe/test_correction_bias.py",
-    "patches/test_glue.py",
-    "patches/test_routing_glue.py",
-    "patches/test_select_experts.py",
-    "layers/moe/test_topk_correction_bias_cache.py",
-)
-_LAYOUT = (f"{_MX}situ_weight_layout.py", f"{_MX}reload.py")
-#: Module -> its tests, the quickest first.
-TESTS: dict[str, tuple[str, ...]] = {
-    "contract/_bytes.py": ("contract/test_weight_layouts.py", "contract/test_scale_layouts.py"),
-    "contract/capabilities.py": ("contract/test_capabilities.py", *_PLAN),
-    "contract/families.py": (
-        "contract/test_families.py",
-        *_PLAN,
-        "contract/test_routes.py",
-        _TOTAL,
-    ),
-    "contract/identity.py": ("contract/test_identity.py", f"{_MX}packed.py"),
-    "contract/layouts.py": ("contract/test_weight_layouts.py",),
-    "contract/modes.py": ("contract/test_modes.py", "contract/test_routes.py"),
-    "contract/moe_plan.py": ("contract/test_moe_plan.py", "contract/test_plan.py"),
-    "contract/padding.py": ("contract/test_padding.py", "contract/test_plan.py"),
-    "contract/plan.py": (*_PLAN, "contract/test_routes.py", _TOTAL),
-    "contract/refusals.py": ("contract/test_refusals.py", "contract/test_plan.py", _TOTAL),
-    "contract/routes.py": ("contract/test_routes.py", *_PLAN, _TOTAL),
-    "contract/scale_layouts.py": ("contract/test_scale_layouts.py",),
-    "contract/spec.py": ("contract/test_spec.py", *_PLAN),
-    "contract/tuned.py": ("contract/test_tuned.py", *_PLAN),
-    "srt/layers/moe/moe_runner/aiter.py": _RUNNER,
-    "srt/layers/moe/moe_runner/aiter_api.py": (
-        f"{_OF_RUNNER}aiter_api.py",
-        "srt/test_switch.py",
-        *_RUNNER,
-    ),
-    "srt/layers/moe/moe_runner/base.py": _RUNNER,
-    "srt/layers/moe/moe_runner/call_arguments.py": _RUNNER,
-    "srt/layers/moe/moe_runner/dispatch.py": (f"{_OF_RUNNER}dispatch.py", *_RUNNER),
-    "srt/layers/moe/moe_runner/expert_ids.py": (f"{_OF_RUNNER}expert_ids.py", *_RUNNER),
-    "srt/layers/moe/moe_runner/flashinfer_trtllm.py": (
-        f"{_OF_RUNNER}flashinfer_trtllm.py",
-        "patches/test_glue.py",
-        "patches/test_routing_glue.py",
-    ),
-    "srt/layers/moe/correction_bias.py": _BIAS,
-    "srt/layers/moe/topk.py": _BIAS,
-    "srt/layers/quantization/mxfp4.py": (
-        f"{_MX}quant_info.py",
-        *_LAYOUT,
-        f"{_MX}situ_output.py",
-        f"{_MX}watch.py",
-    ),
-    "srt/layers/quantization/mxfp4_checkpoint.py": (f"{_MX}checkpoint.py", *_LAYOUT),
-    "srt/layers/quantization/mxfp4_layer_weights.py": (
-        f"{_MX}layer_weights.py",
-        f"{_MX}reload.py",
-        f"{_MX}watch.py",
-        *_UPDATES,
-    ),
-    "srt/layers/quantization/mxfp4_method.py": ("srt/test_mxfp4_method.py",),
-    "srt/layers/quantization/mxfp4_others.py": (
-        f"{_MX}others.py",
-        *_UPDATES,
-    ),
-    "srt/layers/quantization/mxfp4_packed.py": (f"{_MX}packed.py",),
-    "srt/layers/quantization/mxfp4_progress.py": (f"{_MX}progress.py",),
-    "srt/layers/quantization/mxfp4_raw_form.py": (
-        f"{_MX}quant_info.py",
-        f"{_MX}reload.py",
-        f"{_MX}packed.py",
-    ),
-    "srt/layers/quantization/mxfp4_reload.py": (
-        f"{_MX}layer_weights.py",
-        f"{_MX}reload.py",
-        *_UPDATES,
-    ),
-    "srt/layers/quantization/mxfp4_update_check.py": (
-        f"{_MX}update_check.py",
-        f"{_MX}reload.py",
-        *_UPDATES,
-    ),
-    "srt/layers/quantization/mxfp4_watch.py": (
-        f"{_MX}watch.py",
-        f"{_MX}reload.py",
-        *_UPDATES,
-    ),
-    "srt/layers/zero_copy_context.py": (_CONTEXT, *_RUNNER),
-    "srt/model_executor/model_runner_components/ranks.py": (
-        *_UPDATES,
-        "model_executor/test_ranks.py",
-    ),
-    "srt/model_executor/model_runner_components/weight_updater.py": (
-        *_UPDATES,
-        "model_executor/test_ranks.py",
-    ),
-    "srt/switch.py": ("srt/test_switch.py", "test_plugin.py"),
-}
-#: Modules without tests here, and why.
-ELSEWHERE = {
-    "contract/_device_kernels.py": "GPU kernels, which are off until executed on one",
-    "contract/_device_scale_kernels.py": "the same",
-    "contract/device_moves.py": "their host side",
-}
-
+from sglang_aiter_moe.testing.mutation_draw import beside, chosen, distinct, later_look, sources
+from sglang_aiter_moe.testing.mutation_targets import PACKAGE, TESTS, UNIT
 
 #: What a Python process that a test starts runs first (the module ``site`` imports it).
 _IN_CHILDREN = """
@@ -253,86 +127,6 @@ def preload() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def distinct(name: str) -> list[Mutant]:
-    """A module's mutants; of equal ones on one line, the first."""
-    found: dict[str, Mutant] = {}
-    for mutant in mutants((PACKAGE / name).read_text()):
-        found.setdefault(mutant.name, mutant)
-    return list(found.values())
-
-
-def chosen(
-    name: str,
-    share: float,
-    draw: str = "",
-    least: int = 3,
-    known: Collection[str] = (),
-    *,
-    apart: bool = False,
-) -> list[Mutant]:
-    """The sample of a module: this share of its mutants, and ``least`` of them at least.
-
-    Args:
-        name: of the module.
-        share: of all its mutants.
-        draw: any text; another sample for another one.
-        least: how many at least, where there are so many.
-        known: names of mutants that are not drawn.
-        apart: see ``sample``.
-    """
-    found = distinct(name)
-    count = max(least, round(share * len(found)))
-    rest = [mutant for mutant in found if mutant.name not in known]
-    return sample(rest, count, draw + name, apart=apart)
-
-
-def without_line(change: str) -> str:
-    """A mutant's name without the number of its line, which edits elsewhere move."""
-    return change.partition(": ")[2]
-
-
-def beside(others: Sequence[dict[str, Any]], name: str, source: str) -> set[str]:
-    """The names of a module's mutants that other results have.
-
-    Of results of another source: every mutant with the text of one of theirs, on whichever line.
-
-    Args:
-        others: each as a run keeps it.
-        name: of the module.
-        source: of the module, as :func:`sources` says it.
-    """
-    entries = [results[name] for results in others if name in results]
-    exact = {change for e in entries if e["source"] == source for change in e["ran"]}
-    moved = {without_line(c) for e in entries if e["source"] != source for c in e["ran"]}
-    return exact | {m.name for m in distinct(name) if without_line(m.name) in moved}
-
-
-def later_look(
-    entry: dict[str, Any], name: str, source: str
-) -> tuple[list[Mutant], dict[str, str]]:
-    """What ``--again`` has to run of a module, and where its verdicts go.
-
-    Its survivors; where the source is another one by now, every mutant with the text of one that was drawn.
-    """
-    if entry["source"] == source:
-        kept = entry.get("again", {})
-        left = {change for change, v in (entry["ran"] | kept).items() if v == "survived"}
-        if left:
-            entry["again"] = kept
-        return [mutant for mutant in distinct(name) if mutant.name in left], kept
-    if entry.get("now", {}).get("source") != source:
-        entry["now"] = {"source": source, "ran": {}}
-    kept = entry["now"]["ran"]
-    drawn = set(map(without_line, entry["ran"]))
-    found = [mutant for mutant in distinct(name) if without_line(mutant.name) in drawn]
-    return [mutant for mutant in found if kept.get(mutant.name, "survived") == "survived"], kept
-
-
-def sources(names: Sequence[str]) -> dict[str, str]:
-    """What tells a module's source from another one, by module."""
-    return {n: hashlib.sha256((PACKAGE / n).read_bytes()).hexdigest()[:16] for n in names}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Which unit tests execute which modules of ``contract/`` and ``srt/``: what ``mutation_run.TESTS`` is made from.
+"""Which unit tests execute which modules of ``contract/`` and ``srt/``: what ``mutation_targets.TESTS`` is made from.
 
 ``python -m sglang_aiter_moe.testing.mutation_tests FOUND [--minutes M]``, from the checkout's root. Each test file runs
 in a fork, with a tracer that counts the executed lines of each module's functions; lines that run at import count for
@@ -20,7 +20,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from sglang_aiter_moe.testing.mutation_run import PACKAGE, UNIT, preload
+from sglang_aiter_moe.testing.mutation_run import preload
+from sglang_aiter_moe.testing.mutation_targets import PACKAGE, UNIT
 
 _PREFIXES = tuple(str(PACKAGE / part) + os.sep for part in ("contract", "srt"))
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from sglang_aiter_moe.contract import MoeSpec
 from sglang_aiter_moe.numerics import RawExperts, quantize_mxfp4, routed_moe
+
+
+def k3_like(**changes: Any) -> MoeSpec:
+    """A small SiTUv2 layer with K3's constants; fields of :class:`MoeSpec` in ``changes``."""
+    sizes = {"num_experts": 4, "topk": 2, "hidden_size": 256, "intermediate_size": 128}
+    return MoeSpec("situv2", beta=4.0, linear_beta=25.0, **{**sizes, **changes})
 
 
 def quantized(shape: tuple[int, ...], generator: torch.Generator, std: float = 0.1):

@@ -8,17 +8,15 @@ import textwrap
 import pytest
 
 from sglang_aiter_moe.testing.mutation import mutants, sample
-from sglang_aiter_moe.testing.mutation_run import (
-    ELSEWHERE,
-    PACKAGE,
-    TESTS,
-    UNIT,
+from sglang_aiter_moe.testing.mutation_draw import (
     beside,
     chosen,
     distinct,
+    later_look,
     sources,
     without_line,
 )
+from sglang_aiter_moe.testing.mutation_targets import ELSEWHERE, PACKAGE, TESTS, UNIT
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
@@ -126,26 +124,22 @@ def test_mutants_of_an_edited_file_are_known_by_their_text():
     assert {without_line(found) for found in known} == {without_line(one.name)}
 
 
-def test_again_runs_survivors_and_of_another_source_all_that_are_still_there(monkeypatch):
-    from sglang_aiter_moe.testing import mutation_run
-
-    there = mutation_run.distinct("srt/switch.py")
+def test_again_runs_survivors_and_of_another_source_all_that_are_still_there():
+    there = distinct("srt/switch.py")
     first, second = there[0].name, there[1].name
     entry = {"source": "now", "ran": {first: "killed", second: "survived"}}
-    todo, kept = mutation_run.later_look(entry, "srt/switch.py", "now")
+    todo, kept = later_look(entry, "srt/switch.py", "now")
     assert [mutant.name for mutant in todo] == [second] and kept is entry["again"]
     kept[second] = "killed"
-    assert mutation_run.later_look(entry, "srt/switch.py", "now") == ([], kept)
-    texts = [f"line 999: {mutation_run.without_line(name)}" for name in (first, second)]
+    assert later_look(entry, "srt/switch.py", "now") == ([], kept)
+    texts = [f"line 999: {without_line(name)}" for name in (first, second)]
     moved = {"source": "before", "ran": dict.fromkeys([*texts, "line 1: gone"], "killed")}
-    todo, kept = mutation_run.later_look(moved, "srt/switch.py", "now")
+    todo, kept = later_look(moved, "srt/switch.py", "now")
     assert {first, second} <= {mutant.name for mutant in todo}
-    assert {mutation_run.without_line(m.name) for m in todo} == set(
-        map(mutation_run.without_line, texts)
-    )
+    assert {without_line(m.name) for m in todo} == set(map(without_line, texts))
     kept |= {mutant.name: "killed" for mutant in todo}
-    assert mutation_run.later_look(moved, "srt/switch.py", "now")[0] == []
-    assert mutation_run.later_look(moved, "srt/switch.py", "later")[0] == todo
+    assert later_look(moved, "srt/switch.py", "now")[0] == []
+    assert later_look(moved, "srt/switch.py", "later")[0] == todo
     assert moved["ran"].keys() == {*texts, "line 1: gone"}
 
 
@@ -174,7 +168,8 @@ def test_every_module_has_tests_or_a_reason():
 
 CHECK = """
 import os, sys
-from sglang_aiter_moe.testing.mutation_run import PACKAGE, UNIT, passes
+from sglang_aiter_moe.testing.mutation_run import passes
+from sglang_aiter_moe.testing.mutation_targets import PACKAGE, UNIT
 name, tests = "contract/padding.py", ("contract/test_padding.py",)
 source = (PACKAGE / name).read_text()
 broken = source.replace("KERNEL_MULTIPLE = 128", "KERNEL_MULTIPLE = 64")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sglang_aiter_moe.testing import mutation_report
-from sglang_aiter_moe.testing.mutation_run import TESTS, beside, sources
+from sglang_aiter_moe.testing.mutation_draw import beside, sources
+from sglang_aiter_moe.testing.mutation_targets import TESTS
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")

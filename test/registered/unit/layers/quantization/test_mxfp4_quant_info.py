@@ -13,12 +13,14 @@ from sglang_aiter_moe.srt.layers.quantization import mxfp4, mxfp4_raw_form
 from sglang_aiter_moe.srt.layers.quantization.mxfp4_reload import updating, weights_of
 from sglang_aiter_moe.testing import plans
 from sglang_aiter_moe.testing.loaded_layers import (
+    PLANS,
     load,
     loaded_layer,
     packed_bytes,
     random_raw,
     same,
 )
+from sglang_aiter_moe.testing.raw_layers import k3_like, make_raw_layer
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="base-a-test-cpu")
@@ -215,6 +217,44 @@ def test_a_layer_that_comes_back_from_elsewhere_is_packed_there(monkeypatch):
         state.opened = {name: home.to("meta") for name, home in state.opened.items()}
     assert same(packed_bytes(layer), before)
     assert all(getattr(layer, name).data_ptr() != place for name, place in homes.items())
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_calls_share_their_operands_until_the_weights_move(plan):
+    layer = loaded_layer(plan, random_raw(plan.spec, 1))
+    one, two = mxfp4.moe_quant_info(layer), mxfp4.moe_quant_info(layer)
+    assert two.w13_weight is one.w13_weight and two.w2_weight is one.w2_weight
+    layer.w13_weight.data = layer.w13_weight.data.clone()
+    moved = mxfp4.moe_quant_info(layer)
+    assert moved.w13_weight.data_ptr() == layer.w13_weight.data_ptr() != one.w13_weight.data_ptr()
+
+
+def test_operands_follow_a_parameter_whose_data_is_replaced():
+    raw = make_raw_layer(k3_like(), tokens=1)
+    layer = raw.module()
+    mxfp4.prepare_weights(layer, plans.plan(raw.spec))
+    layer.w13_weight.data = layer.w13_weight.data.clone()
+    info = mxfp4.moe_quant_info(layer)
+    assert info.w13_weight.data_ptr() == layer.w13_weight.data_ptr()
+    assert info.w13_weight.is_shuffled is True
+
+
+def test_a_layer_that_is_not_prepared_has_no_quant_info():
+    layer = make_raw_layer(k3_like(), tokens=1).module()
+    with pytest.raises(ContractError, match="no plan"):
+        mxfp4.moe_quant_info(layer)
+
+
+def test_hidden_states_are_padded_to_the_kernels_width():
+    spec = MoeSpec("swiglu", 2, 1, 192, 256, swiglu_limit=7.0)
+    plan = plans.plan(spec)
+    given = torch.randn(3, 192).bfloat16()
+    padded = mxfp4.pad_hidden_states(given, plan)
+    assert padded.shape == (3, 256)
+    assert torch.equal(padded[:, :192], given) and not padded[:, 192:].any()
+    assert mxfp4.pad_hidden_states(padded, plan) is padded
+    with pytest.raises(ContractError, match="200 columns"):
+        mxfp4.pad_hidden_states(torch.zeros(3, 200), plan)
 
 
 if __name__ == "__main__":
