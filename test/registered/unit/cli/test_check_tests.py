@@ -1,5 +1,6 @@
 """The registration rule bites on every way in which SGLang's collection has been broken."""
 
+import ast
 import json
 import re
 import subprocess
@@ -130,6 +131,52 @@ def test_this_repository_keeps_the_rule():
     files, violations = check_registration.check_paths([root / "test/registered"])
     assert files
     assert violations == []
+
+
+NEEDS_GPU = "pytest.mark.skipif(not torch.cuda.is_available()"
+
+
+def unmarked(source):
+    """Lines of marks that skip without a GPU, without ``pytest.mark.gpu`` beside them: ``-m gpu`` leaves them out."""
+    tree = ast.parse(source)
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    skips = {
+        node.targets[0].id for node in assigned if ast.unparse(node.value).startswith(NEEDS_GPU)
+    }
+    for node in ast.walk(tree):
+        marks = getattr(node, "decorator_list", getattr(node, "elts", []))
+        texts = [ast.unparse(mark) for mark in marks]
+        needs = any(text in skips or text.startswith(NEEDS_GPU) for text in texts)
+        if needs and "pytest.mark.gpu" not in texts:
+            yield node.lineno
+
+
+SKIP = f"@{NEEDS_GPU}, reason='needs a GPU')\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        (f"{SKIP}def test(): ...", [2]),
+        (f"@pytest.mark.gpu\n{SKIP}def test(): ...", []),
+        (f"needs_gpu = {SKIP[1:]}@needs_gpu\ndef test(): ...", [3]),
+        (f"needs_gpu = {SKIP[1:]}@needs_gpu\n@pytest.mark.gpu\ndef test(): ...", []),
+        (f"pytestmark = [{SKIP[1:-1]}]", [1]),
+        (f"pytestmark = [pytest.mark.gpu, {SKIP[1:-1]}]", []),
+    ],
+)
+def test_a_gpu_test_without_its_mark_is_found(source, lines):
+    assert list(unmarked(source)) == lines
+
+
+def test_what_needs_a_gpu_is_marked_so():
+    files = sorted(Path(__file__).parents[2].rglob("test_*.py"))
+    using = [file for file in files if NEEDS_GPU in file.read_text()]
+    assert len(using) > 3
+    assert {f.name: found for f in using if (found := list(unmarked(f.read_text())))} == {}
+    # A skip that the test itself makes is no mark: nothing could choose it.
+    in_a_call = 'pytest.skip("needs a ' + 'GPU")'
+    assert [file.name for file in files if in_a_call in file.read_text()] == []
 
 
 if __name__ == "__main__":

@@ -92,11 +92,13 @@ def test_another_error_of_a_launch_is_not_swallowed(monkeypatch):
         device_moves._Work(raw, raw, order, 16, 16, 112, 16, True).run(launch)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu():
     judge(rows("device_moves_cases"))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_captured_graph_reads_updated_weights():
     (found,) = rows("graph_reload")

@@ -40,11 +40,18 @@ def has_rocm_aiter():
     return bool(torch.version.hip and portable.registry.real_aiter())
 
 
-@pytest.fixture(params=["portable", "portable on a GPU", "aiter"])
+ON_GPU = pytest.param(
+    "portable on a GPU",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    ],
+)
+
+
+@pytest.fixture(params=["portable", ON_GPU, pytest.param("aiter", marks=pytest.mark.gpu)])
 def device(request):
     if request.param == "portable on a GPU":
-        if not torch.cuda.is_available():
-            pytest.skip("needs a GPU")
         with portable.installed(force=True):
             yield torch.device("cuda")
     elif request.param == "aiter":
