@@ -23,6 +23,7 @@ _NO_RESULT = (
     "fence",
     "red",
     "prefetch",
+    "discard",
     "wgmma",
     "stmatrix",
     "ret",

@@ -386,12 +386,4 @@ def _atomic(instruction: Instruction) -> Operation:
     return run
 
 
-def _prefetch(instruction: Instruction) -> Operation:
-    """Changes nothing that a program can see."""
-    return lambda g: None
-
-
-TABLE = {
-    "ld": _ld, "st": _st, "atom": _atomic, "red": _atomic, "prefetch": _prefetch, "prefetchu": _prefetch,
-    "discard": _prefetch, "applypriority": _prefetch,
-}  # fmt: skip
+TABLE = {"ld": _ld, "st": _st, "atom": _atomic, "red": _atomic}

@@ -12,6 +12,7 @@ from sglang_aiter_moe.nvptx import (
     exchange,
     float_alu,
     integer,
+    lines,
     matrix,
     matrix_moves,
     memory_ops,
@@ -26,7 +27,7 @@ from sglang_aiter_moe.nvptx.text import Instruction, with_opcode
 _ARITHMETIC = (integer, float_alu, packed, packed_integer)
 """Subjects that share opcodes; the type, the name's last part, says whose an instruction is."""
 _SUBJECTS = (
-    convert, moves, exchange, memory_ops, copies, barriers, matrix, matrix_moves, tensor_copy,
+    convert, moves, exchange, memory_ops, lines, copies, barriers, matrix, matrix_moves, tensor_copy,
 )  # fmt: skip
 
 

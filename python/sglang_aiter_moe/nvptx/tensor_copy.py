@@ -3,7 +3,7 @@
 One lane starts a copy; it moves a box, counts the box's bytes as a transaction of an mbarrier, and belongs to the async
 proxy. Late mode reads and writes when somebody waits for the mbarrier's phase; until then reading the destination is a
 Fault, and afterwards only those know of the data who waited for that phase (``races``). Source: PTX ISA 8.7,
-"cp.async.bulk.tensor". Not modelled: multicast, im2col, cache policies, copies to global memory.
+"cp.async.bulk.tensor". Cache policies change nothing. Not modelled: multicast, im2col, copies to global memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_aiter_moe.nvptx.tensor_map import SIZE, TensorMap
 from sglang_aiter_moe.nvptx.text import Instruction
 
 _FORM = re.compile(
-    r"(\d)d\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
+    r"(\d)d\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes(\.L2::cache_hint)?"
 )
 
 
@@ -29,7 +29,7 @@ def _bulk_tensor(instruction: Instruction) -> Operation:
     found = _FORM.fullmatch(".".join(instruction.modifiers))
     if not found:
         raise refuse(instruction, f"the form {instruction.name}")
-    target, tensor, barrier = operands(instruction, 3)
+    target, tensor, barrier = operands(instruction, 4 if found.group(2) else 3)[:3]
     if len(tensor.items) != 1 or len(tensor.items[0].items) != int(found.group(1)):
         raise refuse(instruction, "a tensor operand of other than a map and its coordinates")
     read_target = address(instruction, target, "shared")

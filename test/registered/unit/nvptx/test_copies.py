@@ -25,9 +25,14 @@ BULK = (
 BARRIER = BASE + 4096
 
 
-def bulk(late: bool = True, **changes) -> tuple[Piece, np.ndarray, TensorMap]:
+HINTED = BULK.replace("bytes [", "bytes.L2::cache_hint [").replace(
+    "[%r4];", "[%r4], 0x12F0000000000000;"
+)
+
+
+def bulk(late: bool = True, text: str = BULK, **changes) -> tuple[Piece, np.ndarray, TensorMap]:
     """A piece whose first lane alone acts, the tensor that it copies from, and the map."""
-    piece = Piece(BULK, tensor_copy.TABLE, ctas=2, warps=1, late=late)
+    piece = Piece(text, tensor_copy.TABLE, ctas=2, warps=1, late=late)
     data = np.random.default_rng(1).integers(0, 256, (4, 6, 128), dtype=np.uint8)
     at = piece.state.memory.place(data, "w")
     tensor = TensorMap(at, 1, (128, 6, 4), (128, 768), (128, 3, 2), (1, 1, 1), 128)
@@ -51,9 +56,10 @@ def one_lane(piece: Piece):
     return piece.everyone.narrow(lanes)
 
 
+@pytest.mark.parametrize("text", [BULK, HINTED], ids=["plain", "cache hint"])
 @pytest.mark.parametrize("late", [True, False])
-def test_a_bulk_copy(late):
-    piece, data, tensor = bulk(late)
+def test_a_bulk_copy(late, text):
+    piece, data, tensor = bulk(late, text)
     barriers = piece.state.barriers
     for cta in range(2):
         barriers.arrive(cta, BARRIER, 1, expect=tensor.box_bytes)

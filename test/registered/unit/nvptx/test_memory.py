@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_aiter_moe.amdgpu.memory import Memory
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.nvptx.errors import ExecutionError, PtxError
 from sglang_aiter_moe.testing.ptx_snippets import module, run_lines, run_module
 from sglang_aiter_moe.testing.registration import register_cpu_ci
@@ -113,6 +114,38 @@ def test_global_memory_that_nothing_wrote():
     assert written[:, 4:].all()
     with pytest.raises(ExecutionError, match="%r11 is read, and nothing has written it"):
         run_module(module(load + "st.shared.b32 [%r11], 5; ret;", 2), params, memory, follow=True)
+
+
+@pytest.mark.parametrize("priority", ["evict_first", "evict_last"])
+def test_policies_change_nothing(priority):
+    given, out = execute(
+        f"createpolicy.fractional.L2::{priority}.b64 %rd5, 1.0; "
+        f"ld.global.L1::{priority}.L2::cache_hint.v4.b32 {{%r4, %r5, %r6, %r7}}, [%rd3], %rd5; "
+        f"st.global.L1::{priority}.L2::cache_hint.v4.b32 [%rd4], {{%r4, %r5, %r6, %r7}}, %rd5;"
+    )
+    assert (out == given).all()
+
+
+DISCARD = "setp.eq.s32 %p1, %r0, 8; @%p1 discard.global.L2 [%rd4], 128;"
+
+
+def test_a_line_that_is_discarded_counts_as_never_written():
+    with pytest.raises(ContractError, match="byte 128 of 512 of out, which nothing has written"):
+        execute(DISCARD)  # the second of four lines
+    with pytest.raises(ExecutionError, match=r"out.*, which nothing has written") as error:
+        execute(DISCARD + "ld.global.b32 %r10, [%rd4];")
+    assert error.value.lane == 8
+    given, out = execute(
+        DISCARD + "ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%rd3]; "
+        "st.global.v4.b32 [%rd4], {%r4, %r5, %r6, %r7}; ld.global.b32 %r10, [%rd4];"
+    )
+    assert (out == given).all()
+    with pytest.raises(ExecutionError, match="is discarded") as error:
+        execute("setp.eq.s32 %p1, %r0, 9; @%p1 discard.global.L2 [%rd4], 128;")
+    assert error.value.lane == 9
+    for line in ("discard.global.L2 [%rd4], 64;", "discard.L2 [%rd4], 128;"):
+        with pytest.raises(PtxError, match="discard"):
+            execute(line)
 
 
 def test_what_is_unknown_may_be_computed_with_and_not_used():
