@@ -35,6 +35,8 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 R = Ring
 S = SharedPrefillConfig
 KEPT = {"tiles": 7, "kept": True}
+ONE, TWO = (3, 1), (12, 4)
+"""Tail and unit of the stages."""
 CANDIDATES = {
     "short": [
         WholeConfig(3, most_tokens=1), WholeConfig(3, halves=True), WholeConfig(4, halves=True),
@@ -45,6 +47,9 @@ CANDIDATES = {
         Fp8Config(16, R(8, 8, 3, 2), R(4, 16, 3, 3)),
         Fp8Config(8, R(4, 16, 4, 2), R(4, 16, 4, 3), 1024, by_row=True),
         Fp8Config(16, R(4, 16, 3, 2), R(4, 16, 3, 3), 1024, by_row=True),
+        Fp8Config(16, R(4, 16, 3, 2, *ONE), R(4, 16, 3, 3, *TWO), 1024),
+        Fp8Config(8, R(4, 16, 4, 2, *ONE), R(4, 16, 4, 3, *TWO), 1024, by_row=True),
+        Fp8Config(16, R(4, 16, 3, 2, *ONE), R(4, 16, 3, 3, *TWO), 1024, by_row=True),
         PrefillConfig(8, tiles=4, regs1=64, regs2=64), PrefillConfig(16, tiles=4, regs1=64, regs2=64),
         PrefillConfig(32, tiles=7, regs1=80, regs2=80), PrefillConfig(64, tiles=7, regs1=128, regs2=128),
         PrefillConfig(96, tiles=7, regs1=128, regs2=128), PrefillConfig(160, tiles=7),

@@ -63,6 +63,8 @@ FORMS = {
     "whole-2-slots": (run_whole, WholeConfig(2)),
     "whole-halves": (run_whole, WholeConfig(3, halves=True)),
     "fp8-row": (run_fp8, Fp8Config(16, Ring(4, 16, 3, 2), Ring(4, 16, 3, 2), by_row=True)),
+    "fp8-queue": (run_fp8, Fp8Config(8, Ring(4, 16, 3, 2, 3), Ring(4, 16, 2, 3, 4, 2))),
+    "fp8-queue-row": (run_fp8, Fp8Config(16, Ring(4, 16, 3, 2, 2, 2), Ring(4, 16, 3, 3, 8, 4), by_row=True)),
     "fp8-row-8": (run_fp8, Fp8Config(8, Ring(4, 16, 4, 2), Ring(8, 8, 2, 2), by_row=True)),
     "wide": (run_wide, WideConfig(32, 0, Ring(8, 16, 3, 1), Ring(8, 16, 2, 2))),
     "wide-two": (run_wide, WideConfig(32, 16, Ring(8, 16, 2, 1), Ring(8, 16, 2, 1))),
@@ -84,6 +86,8 @@ FORMS = {
 MODES = {
     "fp8": ("A16W4", "A8W4"),
     "fp8-8-warps": ("A16W4", "A8W4"),
+    "fp8-queue": ("A16W4", "A8W4"),
+    "fp8-queue-row": ("A8W4",),
     "fp8-row": ("A8W4",),
     "fp8-row-8": ("A8W4",),
     "prefill": ("A16W4", "A8W4", "A4W4"),

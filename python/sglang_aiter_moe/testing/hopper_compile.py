@@ -20,9 +20,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
-from sglang_aiter_moe.portable.triton.hopper import table
+from sglang_aiter_moe.portable.triton.hopper import read_once, table
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import Ring
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage1 import stage1_fp8
 from sglang_aiter_moe.portable.triton.hopper.fp8_stage2 import stage2_fp8
@@ -80,7 +80,19 @@ def forms() -> dict[str, tuple]:
     )
     stage2 = K3 | bf16 | {"I_USED": 384, "A_STRIDE": 384, "HAS_BIAS": False, "G": 4, "U": 1}
     oss = {"H": 2880, "I": 2880}
-    fp8 = {"PARTS": 2, "PDL": True, "N": 8, "W": 4, "SB": 16, "SLOTS": 3, "BY_ROW": True}
+    fp8 = {
+        "PARTS": 2,
+        "PDL": True,
+        "N": 8,
+        "W": 4,
+        "SB": 16,
+        "SLOTS": 3,
+        "BY_ROW": True,
+        "QUEUE": 897,
+    }
+    fp8 |= {"TAIL": 0, "UNIT": 1}
+    fp8_two = fp8 | {"DISCARDED": True}
+    queue = {"TAIL": 3, "UNIT": 1}
     blocks = {"PARTS": 1, "BY_ROW": False}
     pair = {"RULE": "none", "VIA_BF16": False, "QUADS2": 3}
     epilogue = {"RULE": "epilogue", "VIA_BF16": False, "QUADS2": 3}
@@ -116,11 +128,13 @@ def forms() -> dict[str, tuple]:
         "fp8 stage 1 gui": (stage1_fp8, STAGE1 | fp8 | pair | {"LAYOUT": "gu_interleaved"}, PAIR, 4, 8),
         "fp8 stage 1 A8W4": (stage1_fp8, STAGE1 | fp8 | epilogue | blocks, FP8, 4, 8),
         "fp8 stage 1, 16 columns": (stage1_fp8, STAGE1 | fp8 | pair | {"N": 16}, PAIR, 4, 16),
-        "fp8 stage 2, K 2880": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True}, PAIR, 4, 8),
-        "fp8 stage 2 A8W4": (stage2_fp8, fp8 | oss | {"HAS_BIAS": True} | blocks, FP8, 4, 8),
+        "fp8 stage 1, queue": (stage1_fp8, STAGE1 | fp8 | pair | queue | {"N": 16}, PAIR, 4, 16),
+        "fp8 stage 2, queue": (stage2_fp8, fp8_two | K3 | {"HAS_BIAS": False} | queue, PAIR, 4, 8),
+        "fp8 stage 2, K 2880": (stage2_fp8, fp8_two | oss | {"HAS_BIAS": True}, PAIR, 4, 8),
+        "fp8 stage 2 A8W4": (stage2_fp8, fp8_two | oss | {"HAS_BIAS": True} | blocks, FP8, 4, 8),
         "fp8 stage 1 by row": (stage1_fp8, STAGE1 | fp8 | epilogue | {"PARTS": 1, "N": 16}, PAIR, 4, 16),
         "fp8 stage 2 by row, K 2880": (
-            stage2_fp8, fp8 | oss | {"HAS_BIAS": True, "PARTS": 1, "N": 16}, PAIR, 4, 16,
+            stage2_fp8, fp8_two | oss | {"HAS_BIAS": True, "PARTS": 1, "N": 16}, PAIR, 4, 16,
         ),
         "whole": (whole_layer, one, WHOLE, 8, 8),
         "whole halves": (whole_layer, one | {"HALVES": True}, WHOLE, 8, 8),
@@ -243,8 +257,8 @@ def build(kernel, constants: dict, types: dict, warps: int, maxnreg: int | None 
             attrs[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32" if name in FLOATS else "i32"
-    gluon = type(kernel).__name__ == "GluonJITFunction"
-    source = (GluonASTSource if gluon else ASTSource)(
+    gluon, once = isinstance(kernel, GluonJITFunction), isinstance(kernel, read_once.read_once)
+    source = (read_once.Source if once else GluonASTSource if gluon else ASTSource)(
         fn=kernel,
         signature=signature,
         constexprs={(names.index(k),): v for k, v in constants.items()},
@@ -253,7 +267,8 @@ def build(kernel, constants: dict, types: dict, warps: int, maxnreg: int | None 
     options = {"num_warps": warps} | ({} if gluon else {"num_stages": 1})
     if maxnreg:
         options["maxnreg"] = maxnreg
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    make = read_once.compile if once else triton.compile
+    return make(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def disassemble(cubin: bytes) -> tuple[list[str], dict[str, int]]:
@@ -360,6 +375,10 @@ def describe(name: str) -> dict:
         "shared": compiled.metadata.shared,
         "stores_beside_products": stores_beside_products(compiled.asm["ptx"]),
         "unwritten_halves": unwritten_halves(instructions),
+        "unhinted_copies": sum(
+            "cp.async.bulk.tensor" in line and "L2::cache_hint" not in line
+            for line in compiled.asm["ptx"].splitlines()
+        ),
     }
 
 

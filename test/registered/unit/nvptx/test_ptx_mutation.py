@@ -168,7 +168,7 @@ def test_mutants_differ_in_one_executed_line(kept):
     choose = random.Random(1)
     before = kept.call.assembly.splitlines()
     kinds = set()
-    for _ in range(60):
+    for _ in range(120):
         text, mutation = ptx_mutation.mutate(kept.call.assembly, kept.executed, choose)
         after = text.splitlines()
         different = [i + 1 for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]

@@ -141,7 +141,7 @@ def scale_f32(word, mask, ODD: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def stage_columns(x_ptr, row, ok, smem, QUADS: gl.constexpr, N: gl.constexpr, W: gl.constexpr, KEEP: gl.constexpr = False):
+def stage_columns(x_ptr, row, ok, smem, QUADS: gl.constexpr, N: gl.constexpr, W: gl.constexpr):
     """Starts the copy of columns ``[N]`` (rows ``row`` of ``x_ptr [.., QUADS * 128]``) to ``smem [QUADS, N, 128]``.
 
     Masked ones are left as they are. Four quads a copy where they divide: Triton puts a barrier between two copies.
@@ -160,10 +160,7 @@ def stage_columns(x_ptr, row, ok, smem, QUADS: gl.constexpr, N: gl.constexpr, W:
     at = x_ptr + (c * (QUADS * 128) + quad * 128)[:, None] + k[None, :]
     mask = m[:, None] & (k >= 0)[None, :]
     for q in gl.static_range(QUADS // C):
-        if KEEP == 2:
-            chunks.index(q).store(gl.load(at + q * (C * 128), mask=mask, eviction_policy="evict_last"))
-        else:
-            async_load(chunks.index(q), at + q * (C * 128), mask=mask)
+        async_load(chunks.index(q), at + q * (C * 128), mask=mask)
     async_copy.commit_group()
 
 

@@ -27,7 +27,6 @@ from sglang_aiter_moe.portable.triton.hopper.prepare import combine_hopper, prep
 from sglang_aiter_moe.portable.triton.hopper.ring import ring_quads
 from sglang_aiter_moe.portable.triton.workspace import carve, state
 
-STAMPS = []
 RULES = {
     REQUANT_EPILOGUE: ("epilogue", False),
     REQUANT_ROUNDUP_FP32: ("roundup", False),
@@ -42,12 +41,15 @@ MOST_COLUMNS = 10240
 @dataclass(frozen=True)
 class Ring:
     """One stage: ``w`` warps that multiply (16 rows each), ``sb`` K blocks a slot (``w * sb >= 64``: a slot's scales
-    fill eight rows of 128 bytes), ``slots`` a program, ``programs`` an SM."""
+    fill eight rows of 128 bytes), ``slots`` a program, ``programs`` an SM. ``tail``: row tiles a program that are not
+    shared out but taken by whoever is free, ``unit`` at a time."""
 
     w: int
     sb: int
     slots: int
     programs: int
+    tail: int = 0
+    unit: int = 1
 
     @property
     def maxnreg(self) -> int:
@@ -72,18 +74,6 @@ class Fp8Config:
     two: Ring
     combine: int = 512
     by_row: bool = False
-    last: bool = False
-    keep: int = 0
-    early: bool = False
-    first: bool = False
-    sum_first: bool = False
-    discard: bool = False
-    stamp: bool = False
-    sum_warps: int = 4
-    tail1: int = 0
-    unit1: int = 1
-    tail2: int = 0
-    unit2: int = 4
 
     def __post_init__(self) -> None:
         for name in ("one", "two"):
@@ -194,23 +184,21 @@ def run_fp8(
             "part": ((pairs, H), torch.bfloat16),
         },
     )
-    counter = state(x.device, 3 + E)
+    lines = H % 64 == 0  # a row of parts is whole lines of L2
+    counter = state(x.device, 3 + E)  # blocks, pairs of each expert, two queues
     mask, tokens = r.expert_mask, r.num_local_tokens
     groups = E if mask is None else mask.numel()
     nothing = topk_ids
     sort_args = (topk_ids, nothing if mask is None else mask, nothing if tokens is None else tokens)
     flags = {"HAS_MASK": mask is not None, "HAS_TOKENS": tokens is not None}
     rule, via_bf16 = RULES.get(r.requantization, ("none", False))
-    st = [{}, {}, {}, {}]
-    if config.stamp:
-        st = [{"STAMP": True, "stamp_ptr": STAMPS[i]} for i in range(4)]
     x8, a = ws["x"].view(torch.float8_e4m3fn), ws["a"]
     a = a if by_row else a.view(torch.float8_e4m3fn)
     try:
         prepare_fp8[(triton.cdiv(pairs, 128) + M,)](
             x, ws["x"], ws["x_scale"], *sort_args, ws["pairs"], ws["starts"], counter, M, topk, groups, E,
             H=H, X_STRIDE=x_stride, PARTS=parts, RULE=r.input_rounding, **flags, PDL=True,
-            T=rows, BLOCK=128, WIDTH=triton.next_power_of_2(x_stride), BY_ROW=by_row, KEEP=config.keep, **st[0],
+            T=rows, BLOCK=128, WIDTH=triton.next_power_of_2(x_stride), BY_ROW=by_row,
             num_warps=4,
         )  # fmt: skip
         both = 2 if r.w13_layout == SEPARATED else 1
@@ -225,20 +213,21 @@ def run_fp8(
             r.limit or 0.0, r.alpha, r.beta, r.linear_beta,
             H=H, I=I, LAYOUT=r.w13_layout, ACTIVATION=r.activation, HAS_LIMIT=r.limit is not None,
             HAS_BIAS=r.bias13 is not None, RULE=rule, VIA_BF16=via_bf16, PARTS=parts, PDL=True, QUADS2=quads2,
-            N=config.n, W=one.w, SB=one.sb, SLOTS=one.slots, BY_ROW=by_row, FIRST=config.first, KEEP=config.keep, QUEUE=1 + E, TAIL=config.tail1, UNIT=config.unit1, **st[1], num_warps=one.w,
-            maxnreg=one.maxnreg, launch_pdl=True,
+            N=config.n, W=one.w, SB=one.sb, SLOTS=one.slots, BY_ROW=by_row, TAIL=one.tail, UNIT=one.unit,
+            QUEUE=1 + E, num_warps=one.w, maxnreg=one.maxnreg, launch_pdl=True,
         )  # fmt: skip
         stage2_fp8[(min(blocks * triton.cdiv(H, 16 * two.w), sms * two.programs),)](
             *weights2, a, ws["a_scale"], topk_weights if r.bias2 is None else r.bias2,
             topk_weights, ws["pairs"], ws["starts"], counter, ws["part"], pairs,
             H=H, I=I, HAS_BIAS=r.bias2 is not None, PARTS=parts, PDL=True, N=config.n,
-            W=two.w, SB=two.sb, SLOTS=two.slots, BY_ROW=by_row, FIRST=config.first, LAST=config.last, QUEUE=2 + E, TAIL=config.tail2, UNIT=config.unit2, **st[2], num_warps=two.w,
-            maxnreg=two.maxnreg, launch_pdl=True,
+            W=two.w, SB=two.sb, SLOTS=two.slots, BY_ROW=by_row, TAIL=two.tail, UNIT=two.unit,
+            QUEUE=2 + E, DISCARDED=lines, num_warps=two.w, maxnreg=two.maxnreg, launch_pdl=True,
         )  # fmt: skip
         combine_hopper[(M, triton.cdiv(H, config.combine))](
             ws["part"], *sort_args, counter, topk_weights, out, out.stride(0), M, groups,
             H=H, H_USED=H, WEIGHTED=False, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
-            PDL=True, BLOCK_H=config.combine, DOT="bf16", COUNTERS=3 + E, FIRST=config.sum_first, DISCARD=config.discard, EARLY=config.early, **st[3], num_warps=config.sum_warps, launch_pdl=True,
+            PDL=True, BLOCK_H=config.combine, DOT="bf16", COUNTERS=3 + E, DISCARD=lines, num_warps=4,
+            launch_pdl=True,
         )  # fmt: skip
     except BaseException:
         counter.zero_()  # a chain that broke off must not leave its count to the next call

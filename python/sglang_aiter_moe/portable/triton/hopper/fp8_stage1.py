@@ -2,7 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer, smid
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     CODE_SCALE,
@@ -15,19 +15,17 @@ from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     row_scale,
     stage_columns,
 )
+from sglang_aiter_moe.portable.triton.hopper.read_once import read_once
 from sglang_aiter_moe.portable.triton.hopper.ring import (
     block_of,
-    evict_first_marker,
     make_ring,
     produce,
     ring_quads,
     ring_row,
-    fixed,
-    make_mail,
-    next_run,
     ring_steps,
     share,
 )
+from sglang_aiter_moe.portable.triton.hopper.tail import make_words, next_run, shared_out
 
 
 @gluon.jit
@@ -80,7 +78,7 @@ def _consume(
     scales,
     full,
     empty,
-    mail,
+    begins,
     lo,
     hi,
     total,
@@ -113,11 +111,8 @@ def _consume(
     SB: gl.constexpr,
     SLOTS: gl.constexpr,
     BY_ROW: gl.constexpr,
-    KEEP: gl.constexpr,
-    STAMP: gl.constexpr,
-    stamp_ptr,
-    TAIL: gl.constexpr = 0,
-    UNIT: gl.constexpr = 1,
+    TAIL: gl.constexpr,
+    UNIT: gl.constexpr,
 ):
     QUADS: gl.constexpr = ring_quads(H // 32, SB)
     BH: gl.constexpr = 2 if LAYOUT == "separated" else 1
@@ -129,7 +124,6 @@ def _consume(
     c = gl.arange(0, N, layout=gl.SliceLayout(0, ACC))
     slot = 0
     phase = 0
-    begin = lo
     while lo < total:
         for b in range(lo // TILES, (hi + TILES - 1) // TILES):
             e, start, end = block_of(starts_ptr, counter_ptr, b, num_pairs)
@@ -137,12 +131,9 @@ def _consume(
             pair_c = gl.load(pairs_ptr + start + c // PARTS, mask=ok_c, other=0)
             token = pair_c // topk
             barrier()  # everybody is done with the last block's tokens
-            stage_columns(x_ptr, token * PARTS + c % PARTS, ok_c, smem, QUADS, N, W, KEEP)
+            stage_columns(x_ptr, token * PARTS + c % PARTS, ok_c, smem, QUADS, N, W)
             cols = x_scale_ptr + token * (QUADS * 4 if not BY_ROW else 0)
             columns_ready()
-            if STAMP:
-                if (b == lo // TILES) & (lo == begin):
-                    gl.store(stamp_ptr + gl.program_id(0) * 8 + 3, globaltimer())
             for tile in range(gl.maximum(lo - b * TILES, 0), gl.minimum(hi - b * TILES, TILES)):
                 i0 = tile * HALF
                 acc, slot, phase = ring_row(
@@ -151,14 +142,12 @@ def _consume(
                 _finish(
                     acc, e, start, end, i0, bias_ptr, pairs_ptr, x_scale_ptr, a_ptr, a_scale_ptr, topk, limit, alpha,
                     beta, linear_beta, I, LAYOUT, ACTIVATION, HAS_LIMIT, HAS_BIAS, RULE, VIA_BF16, PARTS, QUADS2, N, W,
-                    BY_ROW, KEEP,
+                    BY_ROW,
                 )  # fmt: skip
         if TAIL:
-            lo, hi = next_run(mail, full, slot, phase, total, UNIT, W)
+            lo, hi = next_run(begins, full, slot, phase, total, UNIT, W)
         else:
             lo = total
-    if STAMP:
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 4, globaltimer())
 
 
 @gluon.jit
@@ -190,7 +179,6 @@ def _finish(
     N: gl.constexpr,
     W: gl.constexpr,
     BY_ROW: gl.constexpr,
-    KEEP: gl.constexpr,
 ):
     """Activation and rounding of one row tile."""
     T: gl.constexpr = N // PARTS
@@ -225,7 +213,7 @@ def _finish(
     y = gate_up(gate, up, limit, alpha, beta, linear_beta, ACTIVATION, HAS_LIMIT)
     keep = ok & (k >= 0)
     if PARTS == 2:
-        gl.store(a_ptr + pair.to(gl.int64) * I + block * 32 + k, y.to(gl.bfloat16), mask=keep, eviction_policy="evict_last" if KEEP else "")
+        gl.store(a_ptr + pair.to(gl.int64) * I + block * 32 + k, y.to(gl.bfloat16), mask=keep)
     else:
         if VIA_BF16:
             y = y.to(gl.bfloat16).to(gl.float32)
@@ -236,7 +224,7 @@ def _finish(
         scaled = y * ((254 - exponent) << 23).to(gl.float32, bitcast=True)
         if BY_ROW:  # the rounded value: bf16 holds it, and stage 2 scales a row as a whole
             y = scaled.to(gl.float8e4nv).to(gl.float32) * factor
-            gl.store(a_ptr + pair.to(gl.int64) * I + block * 32 + k, y.to(gl.bfloat16), mask=keep, eviction_policy="evict_last" if KEEP else "")
+            gl.store(a_ptr + pair.to(gl.int64) * I + block * 32 + k, y.to(gl.bfloat16), mask=keep)
         else:
             # In a block even columns come first.
             out = a_ptr + pair.to(gl.int64) * (QUADS2 * 128) + block * 32 + (k % 2 * 16 + k // 2)
@@ -255,7 +243,7 @@ def _finish(
                         gl.store(out_scale, gl.zeros_like(exponent).to(gl.float32), mask=mine)
 
 
-@gluon.jit
+@read_once
 def stage1_fp8(
     desc_w,  # w13: see fp8_launch.descriptors
     desc_s,
@@ -289,43 +277,31 @@ def stage1_fp8(
     SB: gl.constexpr,  # K blocks of a slot
     SLOTS: gl.constexpr,
     BY_ROW: gl.constexpr,  # one scale a row of x and of ``a``: of both parts, or of MXFP8 values coded again
-    QUEUE: gl.constexpr = 0,
-    TAIL: gl.constexpr = 0,
-    UNIT: gl.constexpr = 1,
-    FIRST: gl.constexpr = False,
-    KEEP: gl.constexpr = False,
-    STAMP: gl.constexpr = False,
-    stamp_ptr=None,
+    TAIL: gl.constexpr,  # row tiles a program that are taken from a queue, UNIT at a time: see ``tail``
+    UNIT: gl.constexpr,
+    QUEUE: gl.constexpr,  # where in ``counter_ptr`` the queue is
 ):
-    if FIRST:
-        evict_first_marker()
-    if STAMP:
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 0, globaltimer())
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 7, smid().to(gl.int64) + 1)
     BH: gl.constexpr = 2 if LAYOUT == "separated" else 1
     HALF: gl.constexpr = 8 * W
     TILES: gl.constexpr = (I + HALF - 1) // HALF
     STEPS: gl.constexpr = ring_steps(H // 32, SB)
     words, scales, full, empty = make_ring(desc_w, desc_s, W, SB, BH, SLOTS)
+    begins = make_words(SLOTS)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if STAMP:
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 2, globaltimer())
-    mail = make_mail(SLOTS)
     total = gl.load(counter_ptr) * TILES
-    lo, hi = share(fixed(total, TAIL))
+    lo, hi = share(shared_out(total, TAIL))
     gl.warp_specialize(
         [
             (_consume, (
-                words, scales, full, empty, mail, lo, hi, total, x_ptr, x_scale_ptr, bias_ptr, pairs_ptr, starts_ptr, counter_ptr,
-                a_ptr, a_scale_ptr, num_pairs, topk, limit, alpha, beta, linear_beta, H, I, LAYOUT, ACTIVATION,
-                HAS_LIMIT, HAS_BIAS, RULE, VIA_BF16, PARTS, QUADS2, N, W, SB, SLOTS, BY_ROW, KEEP, STAMP, stamp_ptr, TAIL, UNIT,
+                words, scales, full, empty, begins, lo, hi, total, x_ptr, x_scale_ptr, bias_ptr, pairs_ptr, starts_ptr,
+                counter_ptr, a_ptr, a_scale_ptr, num_pairs, topk, limit, alpha, beta, linear_beta, H, I, LAYOUT,
+                ACTIVATION, HAS_LIMIT, HAS_BIAS, RULE, VIA_BF16, PARTS, QUADS2, N, W, SB, SLOTS, BY_ROW, TAIL, UNIT,
             )),
             (produce, (
-                desc_w, desc_s, words, scales, full, empty, mail, starts_ptr,
-                counter_ptr + QUEUE, num_pairs, lo, hi, total, TILES, W // BH, STEPS,
-                SLOTS, W, SB, BH, TAIL, UNIT, STAMP, stamp_ptr,
+                desc_w, desc_s, words, scales, full, empty, starts_ptr, num_pairs, lo, hi, TILES, W // BH, STEPS,
+                SLOTS, W, SB, BH, TAIL, UNIT, begins, counter_ptr + QUEUE, total,
             )),
         ],
         [1],

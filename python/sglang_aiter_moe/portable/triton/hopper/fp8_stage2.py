@@ -2,7 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer, smid
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     CODE_SCALE,
@@ -13,19 +13,17 @@ from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     split_rows,
     stage_columns,
 )
+from sglang_aiter_moe.portable.triton.hopper.read_once import read_once
 from sglang_aiter_moe.portable.triton.hopper.ring import (
     block_of,
-    evict_first_marker,
     make_ring,
     produce,
     ring_quads,
     ring_row,
-    fixed,
-    make_mail,
-    next_run,
     ring_steps,
     share,
 )
+from sglang_aiter_moe.portable.triton.hopper.tail import make_words, next_run, shared_out
 
 
 @gluon.jit
@@ -34,7 +32,7 @@ def _consume(
     scales,
     full,
     empty,
-    mail,
+    begins,
     lo,
     hi,
     total,
@@ -57,11 +55,9 @@ def _consume(
     SB: gl.constexpr,
     SLOTS: gl.constexpr,
     BY_ROW: gl.constexpr,
-    LAST: gl.constexpr,
-    STAMP: gl.constexpr,
-    stamp_ptr,
-    TAIL: gl.constexpr = 0,
-    UNIT: gl.constexpr = 1,
+    TAIL: gl.constexpr,
+    UNIT: gl.constexpr,
+    DISCARDED: gl.constexpr,
 ):
     QUADS: gl.constexpr = ring_quads(I // 32, SB)
     T: gl.constexpr = N // PARTS
@@ -80,9 +76,6 @@ def _consume(
     phase = 0
     if PDL:
         gdc_wait()  # for stage 1; the ring is already being filled
-    if STAMP:
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 2, globaltimer())
-    begin = lo
     while lo < total:
         for b in range(lo // TILES, (hi + TILES - 1) // TILES):
             e, start, end = block_of(starts_ptr, counter_ptr, b, num_pairs)
@@ -99,9 +92,6 @@ def _consume(
             else:
                 stage_columns(a_ptr, pair_c, ok_c, smem, QUADS, N, W)
             columns_ready()
-            if STAMP:
-                if (b == lo // TILES) & (lo == begin):
-                    gl.store(stamp_ptr + gl.program_id(0) * 8 + 3, globaltimer())
             for tile in range(gl.maximum(lo - b * TILES, 0), gl.minimum(hi - b * TILES, TILES)):
                 acc, slot, phase = ring_row(
                     words, scales, full, empty, slot, phase, smem, cols, I // 32, SLOTS, N, W, SB, 1, not BY_ROW
@@ -116,19 +106,20 @@ def _consume(
                     y += gl.load(bias_ptr + e * H + row, mask=row < H, other=0.0)[:, None]
                 y = y * weight[None, :]
                 keep = ok[None, :] & (row < H)[:, None]
-                if LAST:
-                    gl.store(out[None, :] + row[:, None], y.to(gl.bfloat16), mask=keep, eviction_policy="evict_last")
+                y = y.to(gl.bfloat16)
+                if DISCARDED:
+                    gl.store(
+                        out[None, :] + row[:, None], y, mask=keep, eviction_policy="evict_last"
+                    )
                 else:
-                    gl.store(out[None, :] + row[:, None], y.to(gl.bfloat16), mask=keep)
+                    gl.store(out[None, :] + row[:, None], y, mask=keep)
         if TAIL:
-            lo, hi = next_run(mail, full, slot, phase, total, UNIT, W)
+            lo, hi = next_run(begins, full, slot, phase, total, UNIT, W)
         else:
             lo = total
-    if STAMP:
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 4, globaltimer())
 
 
-@gluon.jit
+@read_once
 def stage2_fp8(
     desc_w,  # w2: see fp8_launch.descriptors
     desc_s,
@@ -151,40 +142,31 @@ def stage2_fp8(
     SB: gl.constexpr,  # K blocks of a slot
     SLOTS: gl.constexpr,
     BY_ROW: gl.constexpr,  # as in stage 1
-    LAST: gl.constexpr = False,
-    QUEUE: gl.constexpr = 0,
-    TAIL: gl.constexpr = 0,
-    UNIT: gl.constexpr = 1,
-    FIRST: gl.constexpr = False,
-    STAMP: gl.constexpr = False,
-    stamp_ptr=None,
+    TAIL: gl.constexpr,  # row tiles a program that are taken from a queue, UNIT at a time: see ``tail``
+    UNIT: gl.constexpr,
+    QUEUE: gl.constexpr,  # where in ``counter_ptr`` the queue is
+    DISCARDED: gl.constexpr,  # the sum drops the parts, so L2 may hold on to them until then
 ):
-    if FIRST:
-        evict_first_marker()
-    if STAMP:
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 0, globaltimer())
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 7, smid().to(gl.int64) + 1)
     ROWS: gl.constexpr = 16 * W
     TILES: gl.constexpr = (H + ROWS - 1) // ROWS
     STEPS: gl.constexpr = ring_steps(I // 32, SB)
     words, scales, full, empty = make_ring(desc_w, desc_s, W, SB, 1, SLOTS)
+    begins = make_words(SLOTS)
     # The list is complete: stage 1 lets this kernel start once it has itself waited for the list.
-    mail = make_mail(SLOTS)
     total = gl.load(counter_ptr) * TILES
-    lo, hi = share(fixed(total, TAIL))
+    lo, hi = share(shared_out(total, TAIL))
     if PDL:
         gdc_launch_dependents()
     gl.warp_specialize(
         [
             (_consume, (
-                words, scales, full, empty, mail, lo, hi, total, a_ptr, a_scale_ptr, bias_ptr, weights_ptr, pairs_ptr,
+                words, scales, full, empty, begins, lo, hi, total, a_ptr, a_scale_ptr, bias_ptr, weights_ptr, pairs_ptr,
                 starts_ptr, counter_ptr, part_ptr, num_pairs, H, I, HAS_BIAS, PARTS, PDL, N, W, SB, SLOTS,
-                BY_ROW, LAST, STAMP, stamp_ptr, TAIL, UNIT,
+                BY_ROW, TAIL, UNIT, DISCARDED,
             )),
             (produce, (
-                desc_w, desc_s, words, scales, full, empty, mail, starts_ptr,
-                counter_ptr + QUEUE, num_pairs, lo, hi, total, TILES, W, STEPS, SLOTS,
-                W, SB, 1, TAIL, UNIT, STAMP, stamp_ptr,
+                desc_w, desc_s, words, scales, full, empty, starts_ptr, num_pairs, lo, hi, TILES, W, STEPS, SLOTS,
+                W, SB, 1, TAIL, UNIT, begins, counter_ptr + QUEUE, total,
             )),
         ],
         [1],

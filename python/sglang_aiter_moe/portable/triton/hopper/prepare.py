@@ -117,7 +117,7 @@ def list_pairs(
     tokens_ptr,
     pairs_ptr,  # [num_experts, M * topk] int32: an expert's pairs, in any order
     starts_ptr,  # [blocks] int32: where in ``pairs_ptr`` a block begins
-    counter_ptr,  # [1 + num_experts] int32: blocks, pairs of each expert; zero on entry, combine_hopper leaves it so
+    counter_ptr,  # [1 + num_experts ..] int32: blocks, pairs of each expert; zero on entry, combine_hopper leaves it so
     M,
     topk,
     groups,
@@ -176,13 +176,8 @@ def prepare_fp8(
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,  # a power of two >= X_STRIDE
     BY_ROW: tl.constexpr,  # one scale a row, with PARTS == 1 of MXFP8 values coded again
-    KEEP: tl.constexpr = False,
-    STAMP: tl.constexpr = False,
-    stamp_ptr=None,
 ):
     """Program m quantises row m of x; the programs before list BLOCK pairs each."""
-    if STAMP:
-        tl.store(stamp_ptr + tl.program_id(0) * 8, tl.extra.cuda.globaltimer())
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     g = tl.program_id(0)
@@ -209,18 +204,29 @@ def prepare_fp8(
             tl.store(scale_ptr + row, (exponent << 23).to(tl.float32, bitcast=True))
             scaled = x * ((254 - exponent) << 23).to(tl.float32, bitcast=True)
             hi = f32_to_e4m3(scaled)
-            tl.store(out, hi.to(tl.uint8), mask=p < X_STRIDE, eviction_policy="evict_last" if KEEP else "")
+            tl.store(out, hi.to(tl.uint8), mask=p < X_STRIDE)
             if PARTS == 2:
                 lo = f32_to_e4m3((scaled - e4m3_to_f32(hi)) * 16.0)
-                tl.store(out + X_STRIDE, lo.to(tl.uint8), mask=p < X_STRIDE, eviction_policy="evict_last" if KEEP else "")
+                tl.store(out + X_STRIDE, lo.to(tl.uint8), mask=p < X_STRIDE)
         else:
             codes, scale = quantize_blocks(tl.reshape(x, (1, WIDTH)), "e4m3", RULE)
             tl.store(out, tl.reshape(codes, (WIDTH,)).to(tl.uint8), mask=p < X_STRIDE)
             j = tl.arange(0, WIDTH // 32)
             value = e8m0_to_f32(tl.reshape(scale, (WIDTH // 32,)))
             tl.store(scale_ptr + row * (X_STRIDE // 32) + j, value, mask=j < X_STRIDE // 32)
-    if STAMP:
-        tl.store(stamp_ptr + tl.program_id(0) * 8 + 4, tl.extra.cuda.globaltimer())
+
+
+@triton.jit
+def discard(ptr, mask):
+    """Lets L2 drop lines of 128 bytes instead of writing them to device memory: what they hold is lost."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p discard.global.L2 [$1], 128; mov.b32 $0, 0; }",
+        "=r,l,r",
+        [ptr.to(tl.int64), mask.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -246,51 +252,27 @@ def combine_hopper(
     BLOCK_H: tl.constexpr,
     DOT: tl.constexpr,
     COUNTERS: tl.constexpr = 1,
-    FIRST: tl.constexpr = False,
-    DISCARD: tl.constexpr = False,
-    EARLY: tl.constexpr = False,
-    STAMP: tl.constexpr = False,
-    stamp_ptr=None,
+    DISCARD: tl.constexpr = False,  # L2 need not keep the parts, whole lines of 128 bytes, for device memory
 ):
     """Sums a token's parts, all of them in flight at once, and clears the COUNTERS of the listing for the next call."""
-    sid = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 8
-    if STAMP:
-        tl.store(stamp_ptr + sid, tl.extra.cuda.globaltimer())
-    if PDL and not EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     m = tl.program_id(0)
-    if EARLY:
-        slot = tl.arange(0, SLOTS)
-        id = tl.load(ids_ptr + m * TOPK + slot, mask=slot < TOPK, other=-1)
-        here = (id >= 0) & (id < groups)
-        if HAS_MASK:
-            here = here & (tl.load(mask_ptr + tl.where(here, id, 0)) != 0)
-        end = tl.where(m < tokens_here(tokens_ptr, M, HAS_TOKENS), H_USED, 0)
-        tl.extra.cuda.gdc_wait()
-    if STAMP:
-        tl.store(stamp_ptr + sid + 2, tl.extra.cuda.globaltimer())
     if m == 0:
         for first in range(tl.program_id(1) * BLOCK_H, COUNTERS, tl.num_programs(1) * BLOCK_H):
             at = first + tl.arange(0, BLOCK_H)
             tl.store(num_blocks_ptr + at, tl.zeros([BLOCK_H], tl.int32), mask=at < COUNTERS)
+    slot = tl.arange(0, SLOTS)
     col = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    if not EARLY:
-        slot = tl.arange(0, SLOTS)
-        id = tl.load(ids_ptr + m * TOPK + slot, mask=slot < TOPK, other=-1)
-        here = (id >= 0) & (id < groups)
-        if HAS_MASK:
-            here = here & (tl.load(mask_ptr + tl.where(here, id, 0)) != 0)
-        end = tl.where(m < tokens_here(tokens_ptr, M, HAS_TOKENS), H_USED, 0)
+    id = tl.load(ids_ptr + m * TOPK + slot, mask=slot < TOPK, other=-1)
+    here = (id >= 0) & (id < groups)
+    if HAS_MASK:
+        here = here & (tl.load(mask_ptr + tl.where(here, id, 0)) != 0)
+    end = tl.where(m < tokens_here(tokens_ptr, M, HAS_TOKENS), H_USED, 0)
     row = part_ptr + (m * TOPK + slot).to(tl.int64) * H
-    if FIRST:
-        part = tl.load(
-            row[:, None] + col[None, :], mask=here[:, None] & (col < end)[None, :], other=0.0,
-            eviction_policy="evict_first",
-        )
-    else:
-        part = tl.load(
-            row[:, None] + col[None, :], mask=here[:, None] & (col < end)[None, :], other=0.0
-        )
+    part = tl.load(
+        row[:, None] + col[None, :], mask=here[:, None] & (col < end)[None, :], other=0.0
+    )
     part = part.to(tl.float32)
     if WEIGHTED:
         weight = tl.load(weights_ptr + m * TOPK + slot, mask=here & (end > 0), other=0.0)
@@ -299,12 +281,6 @@ def combine_hopper(
     at = out_ptr + m.to(tl.int64) * stride_out + col
     tl.store(at, f32_to(acc, out_ptr.dtype.element_ty, DOT), mask=col < H)
     if DISCARD:
-        tl.debug_barrier()
-        lines = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H // 64) * 64
-        gone = here[:, None] & (lines < end)[None, :]
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p discard.global.L2 [$1], 128; mov.b32 $0, 0; }", "=r,l,r",
-            [(row[:, None] + lines[None, :]).to(tl.int64), gone.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )
-    if STAMP:
-        tl.store(stamp_ptr + sid + 4, tl.extra.cuda.globaltimer())
+        tl.debug_barrier()  # everybody has loaded what is discarded here
+        line = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H // 64) * 64
+        discard(row[:, None] + line[None, :], here[:, None] & (line < end)[None, :])

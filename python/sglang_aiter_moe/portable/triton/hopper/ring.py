@@ -6,7 +6,6 @@ ahead, across tiles and blocks. The other warps multiply. Slots change hands by 
 """
 
 import triton
-from triton.language.extra.cuda import globaltimer
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -26,6 +25,7 @@ from sglang_aiter_moe.portable.triton.hopper.fp8 import (
     start_quad,
     word_layout,
 )
+from sglang_aiter_moe.portable.triton.hopper.tail import take_run
 
 # Triton 3.9 renamed it.
 bulk_copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -147,30 +147,6 @@ def fill(desc_w, desc_s, words, scales, bar, first, tile, step, W: gl.constexpr,
 
 
 @gluon.jit
-def evict_first_marker():
-    gl.inline_asm_elementwise("mov.b32 $0, 0; // EVICT_FIRST_WEIGHTS", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def make_mail(SLOTS: gl.constexpr):
-    return gl.allocate_shared_memory(gl.int32, [SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-
-
-@gluon.jit
-def fixed(total, TAIL: gl.constexpr):
-    """Of ``total`` row tiles those that are divided beforehand."""
-    return total - gl.minimum(total, gl.num_programs(0) * TAIL)
-
-
-@gluon.jit
-def next_run(mail, full, slot, phase, total, UNIT: gl.constexpr, W: gl.constexpr):
-    """Consumers: where the run that begins in this slot begins and ends."""
-    mbarrier.wait(full.index(slot), phase)
-    lo = gl.max(mail.index(slot).load(gl.BlockedLayout([1], [32], [W], [0])), axis=0)
-    return lo, gl.minimum(lo + UNIT, total)
-
-
-@gluon.jit
 def produce(
     desc_w,
     desc_s,
@@ -178,13 +154,10 @@ def produce(
     scales,
     full,
     empty,
-    mail,
     starts_ptr,
-    queue_ptr,
     num_pairs,
     lo,
     hi,
-    total,
     TILES: gl.constexpr,
     TILE16: gl.constexpr,  # 16-row tiles from one row tile to the next
     STEPS: gl.constexpr,
@@ -192,14 +165,17 @@ def produce(
     W: gl.constexpr,
     SB: gl.constexpr,
     BH: gl.constexpr,
-    TAIL: gl.constexpr,
-    UNIT: gl.constexpr,
-    STAMP: gl.constexpr = False,
-    stamp_ptr=None,
+    TAIL: gl.constexpr = 0,  # these: see ``tail``
+    UNIT: gl.constexpr = 1,
+    begins=None,
+    queue_ptr=None,
+    total=0,
 ):
-    """One warp: all steps of row tiles ``lo .. hi``, as slots become free."""
+    """One warp: all steps of row tiles ``lo .. hi``, then of what it takes from the queue, as slots become free."""
     slot = 0
     phase = 1
+    if not TAIL:
+        total = hi
     while lo < total:
         for tile in range(lo, hi):
             first = gl.load(starts_ptr + tile // TILES) // num_pairs * BH
@@ -210,22 +186,10 @@ def produce(
                     desc_w, desc_s, words.index(slot), scales.index(slot), full.index(slot), first, tile16, step, W, SB
                 )  # fmt: skip
                 slot, phase = next_slot(slot, phase, SLOTS)
-            if STAMP:
-                if tile == lo:
-                    gl.store(stamp_ptr + gl.program_id(0) * 8 + 1, globaltimer())
         if TAIL:
-            if STAMP:
-                gl.store(stamp_ptr + gl.program_id(0) * 8 + 6, globaltimer())
-            lo = gl.minimum(fixed(total, TAIL) + gl.atomic_add(queue_ptr, 1, sem="relaxed") * UNIT, total)
-            hi = gl.minimum(lo + UNIT, total)
-            mbarrier.wait(empty.index(slot), phase)
-            mail.index(slot).store(gl.full([1], lo, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
-            if lo == total:
-                mbarrier.arrive(full.index(slot), count=1)
+            lo, hi = take_run(queue_ptr, begins, full, empty, slot, phase, total, TAIL, UNIT)
         else:
             lo = total
-    if STAMP:
-        gl.store(stamp_ptr + gl.program_id(0) * 8 + 5, globaltimer())
 
 
 @gluon.jit

@@ -31,6 +31,7 @@ FP8 = {
     "fp8 stage 1 gui": 2.2,
     "fp8 stage 1 A8W4": 2.5,
     "fp8 stage 1, 16 columns": 2.4,
+    "fp8 stage 1, queue": 2.4,
     "fp8 stage 2, K 2880": 2.2,
     "fp8 stage 2 A8W4": 2.4,
     "fp8 stage 1 by row": 2.4,
@@ -91,6 +92,24 @@ def test_fp8_loop_only_reads_its_slots(results, name):
     most = 160 if "by row, K 2880" in name and not table.fragments_stay_in_registers() else 0
     assert row["spills"] <= most and not {"LDL", "STL"} & set(row["mix"]), row
     assert row["instructions_per_weight"] <= FP8[name], row
+
+
+def test_a_queue_costs_the_loop_nothing(results):
+    """K3's stage 2, one step a row tile: its word is read once a run."""
+    row = results["fp8 stage 2, queue"]
+    assert row["mix"]["QGMMA"] == 12 and row["mix"]["LDSM"] == 6 and row["spills"] == 0, row
+    assert row["instructions_per_weight"] <= 2.2, row
+    loops = [
+        sum(results[f"fp8 stage 1, {name}"]["mix"].values()) for name in ("queue", "16 columns")
+    ]
+    assert abs(loops[0] - loops[1]) <= 4, loops
+
+
+def test_weights_of_the_ring_are_copied_as_read_once(results):
+    for name, row in results.items():
+        assert (row["unhinted_copies"] == 0) == (
+            not name.startswith(("wide", "whole", "shared"))
+        ), name
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "whole halves"])
