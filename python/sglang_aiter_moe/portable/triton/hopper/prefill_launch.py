@@ -110,8 +110,8 @@ def block_lists(ws: dict) -> tuple:
     return ws["pairs"], ws["experts"], ws["rows"], ws["blocks"]
 
 
-def combine(r, ws, topk_weights, topk_ids, out, columns: int) -> None:
-    """The last launch: parts times routing weights, summed."""
+def combine(r, ws, topk_weights, topk_ids, out, columns: int, streamed: bool = False) -> None:
+    """The last launch: parts times routing weights, summed. ``streamed``: there are more than L2 holds."""
     M, topk = topk_ids.shape
     mask, tokens = r.expert_mask, r.num_local_tokens
     H, nothing = r.hidden_size, topk_ids
@@ -119,7 +119,7 @@ def combine(r, ws, topk_weights, topk_ids, out, columns: int) -> None:
         ws["part"], topk_ids, nothing if mask is None else mask, nothing if tokens is None else tokens, ws["blocks"],
         topk_weights, out, out.stride(0), M, r.num_experts if mask is None else mask.numel(),
         H=H, H_USED=H, WEIGHTED=True, TOPK=topk, SLOTS=triton.next_power_of_2(topk), HAS_MASK=mask is not None,
-        HAS_TOKENS=tokens is not None, PDL=False, BLOCK_H=columns, DOT="bf16", num_warps=4,
+        HAS_TOKENS=tokens is not None, PDL=False, BLOCK_H=columns, DOT="bf16", STREAMED=streamed, num_warps=4,
     )  # fmt: skip
 
 

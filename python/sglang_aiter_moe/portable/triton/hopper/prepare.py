@@ -252,6 +252,7 @@ def combine_hopper(
     BLOCK_H: tl.constexpr,
     DOT: tl.constexpr,
     COUNTERS: tl.constexpr = 1,
+    STREAMED: tl.constexpr = False,  # there are more parts than L2 holds
     DISCARD: tl.constexpr = False,  # L2 need not keep the parts, whole lines of 128 bytes, for device memory
 ):
     """Sums a token's parts, all of them in flight at once, and clears the COUNTERS of the listing for the next call."""
@@ -271,7 +272,10 @@ def combine_hopper(
     end = tl.where(m < tokens_here(tokens_ptr, M, HAS_TOKENS), H_USED, 0)
     row = part_ptr + (m * TOPK + slot).to(tl.int64) * H
     part = tl.load(
-        row[:, None] + col[None, :], mask=here[:, None] & (col < end)[None, :], other=0.0
+        row[:, None] + col[None, :],
+        mask=here[:, None] & (col < end)[None, :],
+        other=0.0,
+        eviction_policy="evict_first" if STREAMED else "",
     )
     part = part.to(tl.float32)
     if WEIGHTED:

@@ -158,4 +158,4 @@ def run_shared_prefill(
         H=H, I=I, A_STRIDE=a_stride, HAS_BIAS=r.bias2 is not None, WIDE=wide, TILES=c.tiles, KEPT=kept, T=c.n,
         **c.two.constants(), num_warps=4,
     )  # fmt: skip
-    prefill_launch.combine(r, ws, topk_weights, topk_ids, out, c.combine)
+    prefill_launch.combine(r, ws, topk_weights, topk_ids, out, c.combine, streamed=True)

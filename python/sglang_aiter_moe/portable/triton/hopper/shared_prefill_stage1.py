@@ -17,6 +17,7 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import (
     quantize_blocks,
     scale_blocks,
 )
+from sglang_aiter_moe.portable.triton.hopper.read_once import read_once
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill import (
     first_words,
     halves,
@@ -243,7 +244,7 @@ def fact_finder(
         )  # fmt: skip
 
 
-@gluon.jit
+@read_once
 def stage1_shared(
     desc_w,  # shared_prefill_launch.descriptors
     desc_s,

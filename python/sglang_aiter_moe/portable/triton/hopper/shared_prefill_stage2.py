@@ -13,6 +13,7 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_blocks import (
     number_of_choices,
 )
 from sglang_aiter_moe.portable.triton.hopper.prefill_stage2 import part_layout
+from sglang_aiter_moe.portable.triton.hopper.read_once import read_once
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill import (
     first_words,
     halves,
@@ -71,7 +72,9 @@ def store(
         if HAS_BIAS:
             y += gl.load(bias_ptr + n, mask=n < H, other=0.0)[:, None]
         out = part_ptr + pair.to(gl.int64)[None, :] * H + n[:, None]
-        gl.store(out, y.to(gl.bfloat16), mask=(pair < num_pairs)[None, :] & (n < H)[:, None])
+        keep = (pair < num_pairs)[None, :] & (n < H)[:, None]
+        # More than L2 holds: it had better keep tokens.
+        gl.store(out, y.to(gl.bfloat16), mask=keep, eviction_policy="evict_first")
 
 
 @gluon.jit
@@ -199,7 +202,7 @@ def fact_finder(
             )  # fmt: skip
 
 
-@gluon.jit
+@read_once
 def stage2_shared(
     desc_w,  # shared_prefill_launch.descriptors
     desc_s,

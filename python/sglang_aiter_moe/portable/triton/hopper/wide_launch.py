@@ -142,7 +142,8 @@ def run_wide(
         combine_hopper[(M, triton.cdiv(H, config.combine))](
             ws["part"], *sort_args, counter, topk_weights, out, out.stride(0), M, groups,
             H=H, H_USED=H, WEIGHTED=False, TOPK=topk, SLOTS=triton.next_power_of_2(topk), **flags,
-            PDL=True, BLOCK_H=config.combine, DOT="bf16", COUNTERS=1 + E, num_warps=4, launch_pdl=True,
+            PDL=True, BLOCK_H=config.combine, DOT="bf16", COUNTERS=1 + E, STREAMED=True, num_warps=4,
+            launch_pdl=True,
         )  # fmt: skip
     except BaseException:
         counter.zero_()  # a chain that broke off must not leave its count to the next call

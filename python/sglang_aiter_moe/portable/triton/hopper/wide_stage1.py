@@ -13,6 +13,7 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import (
     gate_up_rows,
     quantize_blocks,
 )
+from sglang_aiter_moe.portable.triton.hopper.read_once import read_once
 from sglang_aiter_moe.portable.triton.hopper.ring import (
     block_of,
     make_ring,
@@ -183,7 +184,7 @@ def _consume(
                 )  # fmt: skip
 
 
-@gluon.jit
+@read_once
 def stage1_wide(
     desc_w,  # w13: see fp8_launch.descriptors
     desc_s,

@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sglang_aiter_moe.portable.triton.hopper.fp8 import NAN_BITS, barrier, columns_ready
+from sglang_aiter_moe.portable.triton.hopper.read_once import read_once
 from sglang_aiter_moe.portable.triton.hopper.ring import (
     block_of,
     make_ring,
@@ -219,7 +220,9 @@ def _finish(
         y += bias[:, None]
     y = y * weight[None, :]
     out = part_ptr + pair.to(gl.int64)[None, :] * H + row[:, None]
-    gl.store(out, y.to(gl.bfloat16), mask=ok[None, :] & (row < H)[:, None])
+    keep = ok[None, :] & (row < H)[:, None]
+    # More than L2 holds: it had better keep tokens.
+    gl.store(out, y.to(gl.bfloat16), mask=keep, eviction_policy="evict_first")
 
 
 @gluon.jit
@@ -263,7 +266,7 @@ def _consume(
                 _finish(acc2, scale2, bias, where2, part_ptr, row, H, HAS_BIAS, N2, W)
 
 
-@gluon.jit
+@read_once
 def stage2_wide(
     desc_w,  # w2: see fp8_launch.descriptors
     desc_s,
