@@ -60,6 +60,7 @@ CANDIDATES = {
     ],
     "long": [
         WholeConfig(3, most_tokens=1), WholeConfig(3, halves=True), WholeConfig(4, halves=True),
+        WholeConfig(3, most_tokens=3, halves=True, narrow=True),
         TokenConfig(32, 4, 6, 16, 4, 5, 16), TokenConfig(16, 4, 6, 16, 4, 5, 16), TokenConfig(32, 2, 2, 32, 2, 2, 8),
         ListConfig(32, 1, 1, 32, 1, 2), ListConfig(32, 1, 2, 32, 1, 2),
         Fp8Config(8, R(4, 16, 2, 3), R(4, 16, 2, 3)), Fp8Config(8, R(4, 16, 5, 2), R(4, 16, 2, 3)),

@@ -62,6 +62,8 @@ FORMS = {
     "whole": (run_whole, WholeConfig(5)),
     "whole-2-slots": (run_whole, WholeConfig(2)),
     "whole-halves": (run_whole, WholeConfig(3, halves=True)),
+    "whole-narrow": (run_whole, WholeConfig(3, halves=True, narrow=True)),
+    "whole-narrow-2-slots": (run_whole, WholeConfig(2, narrow=True)),
     "fp8-row": (run_fp8, Fp8Config(16, Ring(4, 16, 3, 2), Ring(4, 16, 3, 2), by_row=True)),
     "fp8-queue": (run_fp8, Fp8Config(8, Ring(4, 16, 3, 2, 3), Ring(4, 16, 2, 3, 4, 2))),
     "fp8-queue-row": (run_fp8, Fp8Config(16, Ring(4, 16, 3, 2, 2, 2), Ring(4, 16, 3, 3, 8, 4), by_row=True)),
@@ -120,11 +122,14 @@ SHAPES = [
 ]  # fmt: skip
 
 
-MANY_SLOTS = [
+FEW_TOKENS = [
     Case("many-slots", experts=48, topk=40, hidden=256, inter=64, tokens=1),
     Case("wide", experts=9, topk=8, hidden=256, inter=2112, tokens=1),
-]
-"""More than the one-launch form keeps in registers while it converts what stage 1 gave."""
+    Case("steps", w13="gu_interleaved", w13_scale="gu_interleaved", experts=6, topk=3, hidden=1088, inter=2112,
+    tokens=2),
+]  # fmt: skip
+"""Of the one-launch form: more than it keeps in registers while it converts what stage 1 gave; several slots for a
+half of K in both stages, the last one half full, scale rows with padding."""
 SPOILT = {"hidden": 288, "inter": 544, "tokens": 6, "experts": 6, "bias": True}
 HOSTILE = [
     Case(f"hostile-{name}", **SPOILT | hostile.needs(spoil) | {"spoil": spoil})
@@ -142,6 +147,8 @@ def takes(form: str, case: Case) -> bool:
     """The forms for a few tokens take no mask and no ``num_local_tokens``; columns of padding only bf16 fragments."""
     few = form.startswith(("tokens", "whole"))
     if few and (case.mask or "local_tokens" in case.spoil):
+        return False
+    if form.startswith("whole-narrow") and case.topk > 4:
         return False
     return not case.pad or form.startswith(("tokens", "list"))
 
@@ -162,7 +169,7 @@ def layers() -> dict[str, tuple[str, Case]]:
         f"{form}/{mode}/{case.name}": (form, dataclasses.replace(case, mode=mode))
         for form in FORMS
         for mode in modes(form)
-        for case in (*SHAPES, *HOSTILE, *(MANY_SLOTS if form.startswith("whole") else ()))
+        for case in (*SHAPES, *HOSTILE, *(FEW_TOKENS if form.startswith("whole") else ()))
         if takes(form, case)
     }
 

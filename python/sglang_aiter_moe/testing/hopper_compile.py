@@ -96,7 +96,8 @@ def forms() -> dict[str, tuple]:
     blocks = {"PARTS": 1, "BY_ROW": False}
     pair = {"RULE": "none", "VIA_BF16": False, "QUADS2": 3}
     epilogue = {"RULE": "epilogue", "VIA_BF16": False, "QUADS2": 3}
-    whole = {"HAS_BIAS13": False, "HAS_BIAS2": False, "SB": 16, "SLOTS": 5, "HALVES": False}
+    whole = {"HAS_BIAS13": False, "HAS_BIAS2": False, "SB": 16, "SLOTS": 5}
+    whole |= {"HALVES": False, "NARROW": False, "ONE": False}
     one = {k: v for k, v in STAGE1.items() if k != "HAS_BIAS"} | whole | {"TOPK": 16}
     one_oss = one | oss | {"TOPK": 4, "HAS_BIAS13": True, "HAS_BIAS2": True, "ACTIVATION": "swiglu"}
     prefill = {"WIDE": False, "R": 128, "W": 8}
@@ -138,6 +139,10 @@ def forms() -> dict[str, tuple]:
         ),
         "whole": (whole_layer, one, WHOLE, 8, 8),
         "whole halves": (whole_layer, one | {"HALVES": True}, WHOLE, 8, 8),
+        "whole narrow, K 2880": (
+            whole_layer, one_oss | {"SLOTS": 3, "HALVES": True, "NARROW": True}, WHOLE, 8, 8,
+        ),
+        "whole, one token": (whole_layer, one | {"ONE": True}, WHOLE, 8, 8),
         "whole gui": (whole_layer, one | {"LAYOUT": "gu_interleaved"}, WHOLE, 8, 8),
         "whole, K 2880": (whole_layer, one_oss, WHOLE, 8, 8),
         "prefill stage 1": (
@@ -234,6 +239,8 @@ def descriptor_type(name: str, c: dict) -> str:
         return f"tensordesc<i32{box},{layout!r}>"
     whole = name[-1].isdigit()
     w, sb, swizzle = 2 if whole else c["W"], c.get("SB", 16), 128
+    if name == "desc_w2" and c["NARROW"]:
+        w = 1
     if name.startswith("desc_w"):
         box, bits = [both, w // both, 2 * sb, 128], 8
     elif whole:
@@ -299,14 +306,18 @@ def loops(instructions: list[str], labels: dict[str, int]) -> list[tuple[int, in
     return found
 
 
-def inner_loop(instructions: list[str], labels: dict[str, int], innermost: bool) -> list[str]:
-    """The loop with the most matrix instructions, of all or of those that hold no other: the first."""
+def inner_loop(
+    instructions: list[str], labels: dict[str, int], innermost: bool, shortest: bool = False
+) -> list[str]:
+    """The loop with the most matrix instructions, of all or of those that hold no other: the first. Or the shortest."""
     found = loops(instructions, labels)
     if innermost:
         found = [
             a for a in found if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in found)
         ]
     bodies = [instructions[first:end] for first, end in found]
+    if shortest:
+        return min(bodies, key=len)
     return max(bodies, key=lambda body: sum("MMA" in i for i in body), default=[])
 
 
@@ -357,7 +368,8 @@ def describe(name: str) -> dict:
         maxnreg = (config.regs1 if kernel is stage1_mx_prefill else config.regs2) or None
     compiled = build(kernel, constants, types, warps, maxnreg)
     instructions, labels = disassemble(compiled.asm["cubin"])
-    loop = inner_loop(instructions, labels, name.startswith(("whole", "shared", "wide")))
+    innermost = name.startswith(("whole", "shared", "wide"))
+    loop = inner_loop(instructions, labels, innermost, shortest=name == "whole narrow, K 2880")
     # A fence is written as loads that never happen: @!PT LDS RZ, [RZ].
     mix = Counter(opcode(i) for i in loop if not i.startswith("@!PT"))
     # Weights of one lane a matrix instruction: 16 x 16 over 32 lanes (HMMA), 16 rows x K over 32 lanes (wgmma).

@@ -24,6 +24,7 @@ from sglang_aiter_moe.portable.triton.hopper.whole_copy import (
     UNITS,
     WORDS,
     produce,
+    scale_rows,
     stage1_share,
     stage2_share,
     tokens_of,
@@ -36,11 +37,14 @@ from sglang_aiter_moe.portable.triton.hopper.whole_halves import (
     stage_halves,
 )
 from sglang_aiter_moe.portable.triton.hopper.whole_meeting import meet
+from sglang_aiter_moe.portable.triton.hopper.whole_narrow import narrow_slots, warp_group
 from sglang_aiter_moe.portable.triton.hopper.whole_parts import (
+    ABSENT,
     ACC,
     COLUMNS,
     WARPS,
     clear,
+    narrow_half,
     row_factors,
     slots_step,
     stage_slots,
@@ -51,8 +55,6 @@ from sglang_aiter_moe.portable.triton.hopper.whole_parts import (
 
 KEPT = gl.constexpr(32)
 """Of a token's slots times chunks of 512 columns: up to here ``a`` stays in registers while it is converted."""
-ABSENT = gl.constexpr(-(1 << 31))
-"""In place of the factor of a slot without an expert. One with a routing weight of 0 has 0.0, and passes NaN on."""
 TOKENS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2))
 
 
@@ -99,17 +101,21 @@ def _activate(
 @gluon.jit
 def _finish(
     total, unit, m, ids_ptr, weights_ptr, bias_ptr, out_ptr, stride_out, num_experts,
-    H: gl.constexpr, HAS_BIAS: gl.constexpr, TOPK: gl.constexpr,
+    H: gl.constexpr, HAS_BIAS: gl.constexpr, TOPK: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
-    """32 rows of y: each unit's own columns, summed over units."""
+    """ROWS rows of y: each slot's own columns, summed over slots and, of 16 rows, over the halves of K."""
     row = gl.arange(0, 128, layout=gl.SliceLayout(1, ACC))
     col = gl.arange(0, 8, layout=gl.SliceLayout(0, ACC))
-    total = gl.where((col // 2)[None, :] == (row // 32)[:, None], total, 0.0)
+    total = gl.where((col // 2)[None, :] == (row // ROWS % 4)[:, None], total, 0.0)
     y = gl.sum(join_parts(total, COLUMNS, WARPS, 2), axis=1)
-    y = gl.permute(gl.reshape(gl.sum(gl.reshape(y, (4, 32)), axis=0), (2, 2, 8)), (1, 0, 2))
+    if ROWS == 16:
+        barrier()  # the other warp group's products may still read where Triton puts this exchange
+        y = gl.sum(gl.reshape(y, (WARPS, 16)), axis=0)
+    else:
+        y = gl.permute(gl.reshape(gl.sum(gl.reshape(y, (4, 32)), axis=0), (2, 2, 8)), (1, 0, 2))
     OUT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    y = gl.convert_layout(gl.reshape(y, (32,)), OUT)
-    n = unit * 32 + gl.arange(0, 32, layout=OUT)
+    y = gl.convert_layout(gl.reshape(y, (ROWS,)), OUT)
+    n = unit * ROWS + gl.arange(0, ROWS, layout=OUT)
     if HAS_BIAS:
         for k in range(TOPK):
             e = gl.load(ids_ptr + m * TOPK + k)
@@ -126,7 +132,7 @@ def _consume(
     stride_out, M, num_experts, limit, alpha, beta, linear_beta,
     H: gl.constexpr, I: gl.constexpr, LAYOUT: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_BIAS13: gl.constexpr, HAS_BIAS2: gl.constexpr, TOPK: gl.constexpr, SB: gl.constexpr, SLOTS: gl.constexpr,
-    HALVES: gl.constexpr,
+    HALVES: gl.constexpr, NARROW: gl.constexpr, ONE: gl.constexpr,
 ):  # fmt: skip
     APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
     TILES: gl.constexpr = I // 16
@@ -135,10 +141,12 @@ def _consume(
     HALF: gl.constexpr = half_blocks(H // 32)
     PASS: gl.constexpr = UNITS // 2 if HALVES else UNITS
     STEPS1: gl.constexpr = ring_steps(HALF if HALVES else H // 32, SB)
-    STEPS2: gl.constexpr = ring_steps(I // 32, SB)
-    CHUNKS: gl.constexpr = (I + 511) // 512
+    ROWS2: gl.constexpr = 16 if NARROW else 32
+    STEPS2: gl.constexpr = ring_steps(narrow_half(I // 32, SB) if NARROW else I // 32, SB)
+    CHUNKS: gl.constexpr = (I + 1023) // 1024 * 2 if NARROW else (I + 511) // 512
+    SPREAD: gl.constexpr = scale_rows(APART, NARROW)
     words_of = view(words, words.dtype, [SLOTS, 1, 2 * UNITS, 2 * SB, 128], WORDS)
-    scales1 = view(scales, scales.dtype, [SLOTS, 1, UNITS * APART, SB // 2, 16], SCALES)
+    scales1 = view(scales, scales.dtype, [SLOTS, 1, UNITS * SPREAD, SB // 2, 16], SCALES)
     scales2 = view(scales, scales.dtype, [SLOTS * APART, 1, UNITS, SB // 2, 16], SCALES)
     before = gl.load(state_ptr)
     slot = 0
@@ -149,14 +157,14 @@ def _consume(
     as_it_lies = view(columns, gl.uint8, SPACE, gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0]))
     clear(as_it_lies)
     lo1, hi1 = stage1_share(M, TOPK * TILES)
-    from1, to1 = tokens_of(lo1, hi1, TOPK * TILES)
+    from1, to1 = tokens_of(lo1, hi1, TOPK * TILES, ONE)
     for m in range(from1, to1):
         barrier()  # everybody is done with the last token
         if HALVES:
             x_scale = stage_halves(x_ptr + m * H, as_it_lies, H, HALF)
         else:
             x_scale = stage_token(x_ptr + m * H, as_it_lies, H)
-        lo, hi = units_of(lo1, hi1, m, TOPK * TILES)
+        lo, hi = units_of(lo1, hi1, m, TOPK * TILES, ONE)
         for first in range(lo, hi, PASS):
             acc = gl.zeros([128, 8], gl.float32, layout=ACC)
             if HALVES:
@@ -187,8 +195,8 @@ def _consume(
             )  # fmt: skip
     OF_TOKEN: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 4], [1, 32], [4, 2], [1, 0]))
     t = gl.arange(0, T, layout=OF_TOKEN)
-    lo2, hi2 = stage2_share(M, H // 32)
-    from2, to2 = tokens_of(lo2, hi2, H // 32)
+    lo2, hi2 = stage2_share(M, H // ROWS2)
+    from2, to2 = tokens_of(lo2, hi2, H // ROWS2, ONE)
     # Of the first token: before the meeting, which takes time.
     at_first = gl.minimum(from2, M - 1) * TOPK + t
     e = gl.load(ids_ptr + at_first, mask=t < TOPK, other=-1)
@@ -202,6 +210,7 @@ def _consume(
     factors = gl.allocate_shared_memory(gl.int32, [T], FLAT)  # bits of float32, or ABSENT
     factors_of = view(factors, gl.int32, [T // 4, 4], FLAT)
     by_group = view(pairs, pairs.dtype, [QUADS * (T // 4), 8, 128], TOKENS)
+    half = warp_group(lo2) if NARROW else 0
     left = (hi2 - lo2) * (GROUPS * STEPS2)  # slots of the ring still to come, this one included
     for m in range(from2, to2):
         here = (e >= 0) & (e < num_experts)
@@ -219,22 +228,29 @@ def _consume(
         following = gl.minimum(m + 1, M - 1) * TOPK + t
         e = gl.load(ids_ptr + following, mask=t < TOPK, other=-1)
         weight = gl.load(weights_ptr + following, mask=t < TOPK, other=0.0)
-        first, end = units_of(lo2, hi2, m, H // 32)
+        first, end = units_of(lo2, hi2, m, H // ROWS2, ONE)
         for unit in range(first, end):
-            total = gl.zeros([128, 8], gl.float32, layout=ACC)
-            if GROUPS == 1:
+            if NARROW:
+                total, slot, phase, left = narrow_slots(
+                    words_of, scales1, full, empty, slot, phase, left, by_group, factors, half, unit % 2, I // 32, SB,
+                    SLOTS,
+                )  # fmt: skip
+            elif GROUPS == 1:
+                total = gl.zeros([128, 8], gl.float32, layout=ACC)
                 total, slot, phase, left = _slots(
                     total, words_of, scales2, full, empty, slot, phase, left, by_group, factors_of, 0, APART, T // 4,
                     I // 32, SB, SLOTS,
                 )  # fmt: skip
             else:
+                total = gl.zeros([128, 8], gl.float32, layout=ACC)
                 for group in range(GROUPS):
                     total, slot, phase, left = _slots(
                         total, words_of, scales2, full, empty, slot, phase, left, by_group, factors_of, group, APART,
                         T // 4, I // 32, SB, SLOTS,
                     )  # fmt: skip
             _finish(
-                total, unit, m, ids_ptr, weights_ptr, bias2_ptr, out_ptr, stride_out, num_experts, H, HAS_BIAS2, TOPK
+                total, unit, m, ids_ptr, weights_ptr, bias2_ptr, out_ptr, stride_out, num_experts, H, HAS_BIAS2, TOPK,
+                ROWS2,
             )  # fmt: skip
 
 
@@ -299,10 +315,15 @@ def whole_layer(
     SB: gl.constexpr,  # K blocks of a slot
     SLOTS: gl.constexpr,
     HALVES: gl.constexpr,  # see whole_halves
+    NARROW: gl.constexpr,  # see whole_narrow
+    ONE: gl.constexpr,  # whether M is 1
 ):
     APART: gl.constexpr = 2 if LAYOUT == "separated" else 1
+    SPREAD: gl.constexpr = scale_rows(APART, NARROW)
     words = gl.allocate_shared_memory(gl.uint8, [SLOTS * UNITS, 1, 2, 2 * SB, 128], WORDS)
-    scales = gl.allocate_shared_memory(gl.int32, [SLOTS * UNITS * APART, 1, 1, SB // 2, 16], SCALES)
+    scales = gl.allocate_shared_memory(
+        gl.int32, [SLOTS * UNITS * SPREAD, 1, 1, SB // 2, 16], SCALES
+    )
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     known = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -315,12 +336,12 @@ def whole_layer(
         [
             (_consume, (
                 words, scales, full, empty, x_ptr, ids_ptr, weights_ptr, bias13_ptr, bias2_ptr, a_ptr, state_ptr,
-                out_ptr, stride_out, M, num_experts, limit, alpha, beta, linear_beta, H, I, LAYOUT, ACTIVATION,
-                HAS_LIMIT, HAS_BIAS13, HAS_BIAS2, TOPK, SB, SLOTS, HALVES,
+                out_ptr, stride_out, 1 if ONE else M, num_experts, limit, alpha, beta, linear_beta, H, I, LAYOUT,
+                ACTIVATION, HAS_LIMIT, HAS_BIAS13, HAS_BIAS2, TOPK, SB, SLOTS, HALVES, NARROW, ONE,
             )),
             (produce, (
-                desc_w1, desc_s1, desc_w2, desc_s2, words, scales, full, empty, known, ids_ptr, M, num_experts, H, I,
-                LAYOUT, TOPK, SB, SLOTS, HALVES,
+                desc_w1, desc_s1, desc_w2, desc_s2, words, scales, full, empty, known, ids_ptr, 1 if ONE else M,
+                num_experts, H, I, LAYOUT, TOPK, SB, SLOTS, HALVES, NARROW, ONE,
             )),
         ],
         [1],

@@ -211,7 +211,8 @@ def halves_head(words, scales, full, phase, LAYOUT: gl.constexpr, SB: gl.constex
     """What a step needs first of its slot, once it is there: words of eight blocks, and scale words."""
     mbarrier.wait(full, phase)
     v = load_words(words.slice(0, 16, dim=2), WARPS, 1)
-    return v, scales.load(_half_scales_layout(8 if LAYOUT == "separated" else 4, SB))
+    UNITS: gl.constexpr = 8 if LAYOUT == "separated" else 4
+    return v, scales.slice(0, UNITS, dim=1).load(_half_scales_layout(UNITS, SB))
 
 
 @gluon.jit

@@ -44,6 +44,8 @@ from sglang_aiter_moe.portable.triton.hopper.ring import (
 WARPS = gl.constexpr(8)
 COLUMNS = gl.constexpr(8)
 ACC = gl.constexpr(acc_layout(8, 8))
+ABSENT = gl.constexpr(-(1 << 31))
+"""In place of the factor of a slot without an expert. One with a routing weight of 0 has 0.0, and passes NaN on."""
 
 
 @gluon.jit
@@ -53,6 +55,12 @@ def view(smem, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
         return smem.reinterpret(dtype, shape, layout)
     else:
         return smem._reinterpret(dtype, shape, layout)
+
+
+@gluon.constexpr_function
+def narrow_half(blocks, per_step):
+    """K blocks of a half in ``whole_narrow``: whole slots, so that none is copied that is of the other half."""
+    return (blocks + 2 * per_step - 1) // (2 * per_step) * per_step
 
 
 @gluon.jit
@@ -165,7 +173,7 @@ def lane_scales(scales, first, TILES: gl.constexpr, LAYOUT: gl.constexpr, SB: gl
         )  # fmt: skip
         return a, b
     else:
-        a, b = _split_groups(scales.load(_scales_layout(4, SB, True)), 4)
+        a, b = _split_groups(scales.slice(0, 4, dim=1).load(_scales_layout(4, SB, True)), 4)
         return (
             gl.convert_layout(a, UNIT_WORDS, assert_trivial=True),
             gl.convert_layout(b, UNIT_WORDS, assert_trivial=True),

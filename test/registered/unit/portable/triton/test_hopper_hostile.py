@@ -29,6 +29,9 @@ HOSTILE = (
     "whole/A16W4/hostile-slots",
     "whole-halves/A16W4/hostile-tokens",
     "whole-halves/A16W4/hostile-experts",
+    "whole-narrow/A16W4/hostile-tokens",
+    "whole-narrow/A16W4/hostile-experts",
+    "whole-narrow/A16W4/hostile-slots",
     "prefill/A4W4/hostile-tokens",
     "mx_prefill/A4W4/hostile-tokens",
     "shared_prefill/A8W4/hostile-experts",
@@ -36,7 +39,7 @@ HOSTILE = (
     "wide/A8W4/hostile-tokens",
     "wide-two/A4W4/hostile-experts",
 )
-"""Each was wrong once, but those of one scale a row, of halves and of the last two forms."""
+"""Each was wrong once, but those of one scale a row, of halves, of tiles of 16 rows and of the last two forms."""
 
 
 def execute(name: str) -> dict:

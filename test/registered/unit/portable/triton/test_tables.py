@@ -238,18 +238,19 @@ def test_a_form_that_cannot_be_built_is_left_out_from_then_on(monkeypatch, caplo
 @pytest.mark.parametrize(
     "hidden, inter, topk", [(3584, 384, 16), (2880, 2880, 4), (7168, 256, 8), (1024, 2560, 4)]
 )
+@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
-def test_the_whole_layers_ring_fits_an_sm(hidden, inter, topk, apart):
+def test_the_whole_layers_ring_fits_an_sm(hidden, inter, topk, apart, narrow):
     """Words, scales and barriers of the slots beside a token's columns, or the activations of all its slots."""
-    slots = whole_launch.fitting_slots(hidden, inter, topk, apart)
+    slots = whole_launch.fitting_slots(hidden, inter, topk, apart, narrow)
     assert slots >= whole_launch.LEAST_SLOTS
     columns = 1024 * 2 ** math.ceil(math.log2(hidden / 128))
-    chunks = math.ceil(inter / 512)
+    chunks = math.ceil(inter / 1024) * 2 if narrow else math.ceil(inter / 512)
     wide = 2 ** math.ceil(
         math.log2(chunks)
     )  # what is kept in registers while it is converted is a power of two
     activations = topk * 2 * 512 * (wide if topk * wide <= 32 else chunks)
-    ring = slots * (128 * 256 + 128 * (32 if apart else 16) + 16)
+    ring = slots * (128 * 256 + 128 * (32 if apart or narrow else 16) + 16)
     assert max(columns, activations) + ring <= 227 << 10
 
 
@@ -280,6 +281,17 @@ def test_the_whole_layer_takes_four_tokens_at_most():
         chosen = [hopper_table.choose(layer, n, topk, *[scales] * 4) for n in range(1, 12)]
         took = [config.halves for run, config in chosen if run is whole_launch.run_whole]
         assert took == [False] * plain + [True] * (4 - plain)
+
+
+@pytest.mark.parametrize(
+    "inter, topk, tokens", [(2880, 4, (2, 3)), (1536, 4, ()), (2880, 5, ()), (384, 4, ())]
+)
+def test_tiles_of_16_rows_where_they_were_faster(inter, topk, tokens):
+    """Two and three tokens of gpt-oss. Not where a half of K ends within a slot, and of up to four experts a token."""
+    layer, scales = _layer(2880, inter), torch.zeros(2 * 2 * 2880 * 96, dtype=torch.uint8)
+    chosen = [hopper_table.choose(layer, n, topk, *[scales] * 4) for n in range(1, 5)]
+    assert all(run is whole_launch.run_whole for run, _ in chosen)
+    assert tuple(n for n, (_, config) in enumerate(chosen, 1) if config.narrow) == tokens
 
 
 @pytest.mark.parametrize(
@@ -328,12 +340,16 @@ def test_a_wide_ring_of_other_slots_is_refused():
         wide_launch.WideConfig(32, 0, ring, ring)
 
 
-def test_the_whole_layer_refuses_more_experts_a_token_than_fit():
+@pytest.mark.parametrize(
+    "config, topk",
+    [(whole_launch.WholeConfig(), 256), (whole_launch.WholeConfig(halves=True, narrow=True), 5)],
+)
+def test_the_whole_layer_refuses_more_experts_a_token_than_fit(config, topk):
     aligned = [torch.zeros(64, dtype=torch.uint8) for _ in range(4)]
     aligned = [t[-t.data_ptr() % 16 :] for t in aligned]
-    with pytest.raises(ContractError, match="topk_ids names 256 experts a token of 64 columns"):
+    with pytest.raises(ContractError, match=f"topk_ids names {topk} experts a token of 64 columns"):
         whole_launch.run_whole(
-            _layer(256, 64), torch.zeros(1, 256), *aligned, None, torch.zeros(1, 256), None, whole_launch.WholeConfig()
+            _layer(256, 64), torch.zeros(1, 256), *aligned, None, torch.zeros(1, topk), None, config
         )  # fmt: skip
 
 
