@@ -14,7 +14,7 @@ import torch
 
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=115, suite="base-a-test-cpu")
+register_cpu_ci(est_time=140, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 

@@ -10,7 +10,7 @@ import torch
 
 from sglang_aiter_moe.testing.registration import register_cpu_ci
 
-register_cpu_ci(est_time=125, suite="base-a-test-cpu")
+register_cpu_ci(est_time=145, suite="base-a-test-cpu")
 
 pytest.importorskip("triton")
 
