@@ -81,7 +81,19 @@ FORMS = {
         run_shared_prefill, SharedPrefillConfig(160, Rings(3, 2, steps=2), Rings(3, 3, steps=1)),
     ),
     "shared_prefill-4-loaders": (
-        run_shared_prefill, SharedPrefillConfig(32, Rings(5, 3, 4, steps=2), Rings(5, 3, steps=1)),
+        run_shared_prefill, SharedPrefillConfig(32, Rings(5, 3, 4, steps=2), Rings(5, 3)),
+    ),
+    "shared_prefill-3-groups": (
+        run_shared_prefill,
+        SharedPrefillConfig(
+            96, Rings(4, 3, 2, 56, 2, 3), Rings(4, 2, 2, 56, 4, 3, True), tiles=2, kept=True
+        ),
+    ),
+    "shared_prefill-4-groups": (
+        run_shared_prefill,
+        SharedPrefillConfig(
+            48, Rings(3, 3, 2, 64, 2, 4), Rings(6, 3, 2, 64, 4, 4, True), tiles=2, kept=True
+        ),
     ),
 }  # fmt: skip
 """Name -> (launch function, configuration)."""
@@ -104,6 +116,8 @@ MODES = {
     "shared_prefill": ("A8W4", "A4W4"),
     "shared_prefill-wide": ("A8W4", "A4W4"),
     "shared_prefill-4-loaders": ("A8W4", "A4W4"),
+    "shared_prefill-3-groups": ("A8W4", "A4W4"),
+    "shared_prefill-4-groups": ("A8W4", "A4W4"),
 }
 """Modes of a form; of others A16W4."""
 SHAPES = [

@@ -232,7 +232,7 @@ def descriptor_type(name: str, c: dict) -> str:
     """As the launcher names it; the boxes are those of ``fp8_launch``, with a number of ``whole_launch``."""
     both = 2 if c.get("LAYOUT") == "separated" and not name.endswith("2") else 1
     if "CREGS" in c:  # shared_prefill_launch
-        box, swizzle = [both, 8 // both, 8, 32], 128
+        box, swizzle = [both, 4 // both, 8, 32], 128
         if name == "desc_s":
             box, swizzle = [both, 2 // both, 4, 16], 64
         layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=4)

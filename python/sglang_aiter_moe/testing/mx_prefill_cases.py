@@ -91,10 +91,14 @@ def run_a(fmt: str, name: str, rows: bool) -> dict:
     codes = (element if rows else stored).to(torch.float8_e4m3fn).view(torch.uint8)
     scale = torch.full((TOKENS, 1 if rows else STRIDE // 128), float("nan"))
     count, shift = scale.numel(), 0 if fmt == "e4m3" else 6
-    operands = codes, block_scale.contiguous(), scale, count
+    block_scale = block_scale.contiguous()
+    operands = codes, block_scale, scale, count
     if rows:
+        # Stage 1 leaves alone what lies past a row's columns.
+        codes[:, HIDDEN:] = 0x7F
+        block_scale[:, HIDDEN // 32 :] = 255
         fold_rows_kernel[(-(-count // 4),)](
-            *operands, A_STRIDE=STRIDE, SHIFT=shift, ROWS=4, BLOCKS=STRIDE // 32
+            *operands, I=HIDDEN, A_STRIDE=STRIDE, SHIFT=shift, ROWS=4, BLOCKS=STRIDE // 32
         )
     else:
         fold_kernel[(-(-count // 8),)](*operands, SHIFT=shift, GROUPS=8)

@@ -67,6 +67,8 @@ EXECUTED = [
     "shared_prefill/A8W4/oss-gui",
     "shared_prefill-wide/A4W4/k3-like",
     "shared_prefill-4-loaders/A8W4/gui",
+    "shared_prefill-3-groups/A8W4/oss-like",
+    "shared_prefill-4-groups/A4W4/k3-like",
     "wide/A8W4/k3-like",
     "wide-two/A4W4/oss-gui",
     "wide-4-warps/A8W4/gui",

@@ -1,9 +1,9 @@
 """Weights of the shared prefill form: words of a slot as the lanes want them that multiply (Gluon).
 
-**Rows.** Chunks of 16 bytes, one row and K block each, are numbered as they lie in memory: tile of 16 rows (4 x 2), K
-block, half of the tile, row; a group of consumers has every second pair of tiles. Lane ``4 * t + k`` takes K block k of
-the product's rows t and t + 8 of its warp's 16, so columns have ``mx_prefill``'s order. Which row of the product a row
-becomes is free (``product_rows``).
+**Rows.** Chunks of 16 bytes, one row and K block each, are numbered as they lie in memory: tile of 16 rows (2 x 2 of a
+group of consumers, in stage 1 half of the rows gate and half up), K block, half of the tile, row. Lane ``4 * t + k``
+takes K block k of the product's rows t and t + 8 of its warp's 16, so columns have ``mx_prefill``'s order. Which row of
+the product a row becomes is free (``product_rows``).
 """
 
 from triton.experimental import gluon
@@ -102,10 +102,10 @@ def lane_rows(v, K: gl.constexpr, BH: gl.constexpr, BESIDE: gl.constexpr):
 
 
 @gluon.jit
-def load_slot(ring, slot, BH: gl.constexpr, BESIDE: gl.constexpr, g: gl.constexpr):
+def load_slot(ring, slot, BH: gl.constexpr, BESIDE: gl.constexpr, G: gl.constexpr, g: gl.constexpr):
     """Words and scale words of group ``g``."""
-    words = ring[0].index(slot).slice(g * (4 // BH), 4 // BH, dim=1)
-    scales = ring[1].index(slot * 2 + g)
+    words = ring[0].index(slot * G + g)
+    scales = ring[1].index(slot * G + g)
     return words.load(word_layout(BH, BESIDE)), scales.load(scale_layout(BH, BESIDE))
 
 

