@@ -56,7 +56,8 @@ CANDIDATES = {
         MxPrefillConfig(32, 64, 4, 64, 4, 7, 96, 128), MxPrefillConfig(96, 64, 4, 64, 4, 7, 168, 168),
         MxPrefillConfig(160, tiles=7),
         WideConfig(32, 0, R(8, 16, 3, 1), R(8, 16, 2, 2)), WideConfig(32, 0, R(8, 16, 3, 1), R(8, 16, 3, 1)),
-        S(96, Rings(8, 6), Rings(6, 8), **KEPT), S(160, Rings(8, steps=2), Rings(6, 8), **KEPT),
+        S(96, Rings(8, 6), Rings(6, 8), **KEPT), S(96, Rings(8, 6), Rings(6, 6, groups=4, looped=True), **KEPT),
+        S(160, Rings(8, steps=2), Rings(6, 8), **KEPT),
     ],
     "long": [
         WholeConfig(3, most_tokens=1), WholeConfig(3, halves=True), WholeConfig(4, halves=True),
