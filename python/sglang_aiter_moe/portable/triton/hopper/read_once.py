@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import threading
 
 import triton
 from triton import knobs
@@ -20,6 +21,10 @@ EVICT_FIRST = "0x12F0000000000000"
 _COPY = re.compile(
     r"(cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global\.mbarrier::complete_tx::bytes)( [^;]*);"
 )
+
+_COMPILING = threading.RLock()
+"""The hook is one for all threads: who ended first would take it from another's compilation, whose copies then lack
+the hint for good (Triton keeps the kernel)."""
 
 
 def hint(ptx: str) -> str:
@@ -52,12 +57,13 @@ def _stages(name: str, before, *of) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def _hinted(name: str):
-    before = knobs.runtime.add_stages_inspection_hook
-    knobs.runtime.add_stages_inspection_hook = functools.partial(_stages, name, before)
-    try:
-        yield
-    finally:
-        knobs.runtime.add_stages_inspection_hook = before
+    with _COMPILING:
+        before = knobs.runtime.add_stages_inspection_hook
+        knobs.runtime.add_stages_inspection_hook = functools.partial(_stages, name, before)
+        try:
+            yield
+        finally:
+            knobs.runtime.add_stages_inspection_hook = before
 
 
 class Source(GluonASTSource):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 
@@ -71,6 +72,32 @@ def test_the_hook_goes_when_a_compilation_fails(monkeypatch):
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", None)
     with pytest.raises(RuntimeError), read_once._hinted("mine"):
         raise RuntimeError
+    assert knobs.runtime.add_stages_inspection_hook is None
+
+
+def test_two_threads_that_compile_keep_their_hints(monkeypatch):
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", None)
+    began, second_began, go, go_two = (threading.Event() for _ in range(4))
+    hinted = {}
+
+    def compile(name, entered, until):
+        with read_once._hinted(name):
+            entered.set()
+            until.wait(5)
+            hook = knobs.runtime.add_stages_inspection_hook
+            hinted[name] = hook and _stages(hook)["ptx"](None, {"name": name})
+
+    one = threading.Thread(target=compile, args=("one", began, go))
+    one.start()
+    began.wait(5)
+    two = threading.Thread(target=compile, args=("two", second_began, go_two))
+    two.start()
+    second_began.wait(0.2)  # not while "one" compiles
+    go.set()
+    one.join()
+    go_two.set()
+    two.join()
+    assert hinted == {"one": HINTED, "two": HINTED}
     assert knobs.runtime.add_stages_inspection_hook is None
 
 
