@@ -51,6 +51,14 @@ class Ring:
     tail: int = 0
     unit: int = 1
 
+    def __post_init__(self) -> None:
+        if self.tail < 0 or self.unit < 1:
+            raise ContractError(
+                f"a ring's queue of {self.tail} row tiles a program, {self.unit} at a time, would never end",
+                allowed="tail of 0 or more, unit of 1 or more",
+                fix="tail=0 for no queue",
+            )
+
     @property
     def maxnreg(self) -> int:
         """Registers of a thread if all programs of an SM are resident; the warp that copies takes a warp group."""
@@ -79,6 +87,12 @@ class Fp8Config:
         for name in ("one", "two"):
             if isinstance(getattr(self, name), dict):
                 object.__setattr__(self, name, Ring(**getattr(self, name)))
+        if self.combine < 64 or self.combine & (self.combine - 1):
+            raise ContractError(
+                f"the sum has {self.combine} columns a program, which are no whole lines of 128 bytes",
+                allowed="powers of two from 64 on",
+                fix="combine=1024",
+            )
 
 
 def supports(r: KernelRequest, w1_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:

@@ -70,13 +70,24 @@ class Source(GluonASTSource):
     """Has a key of its own in Triton's cache of compiled kernels."""
 
     def hash(self) -> str:
-        return super().hash() + "-read-once"
+        return f"{super().hash()}-read-once-{EVICT_FIRST}"
 
 
 def compile(source: Source, target=None, options=None, **rest):
-    """``triton.compile`` of a kernel's source, with the hint."""
-    with _hinted(source.fn.__name__):
-        return triton.compile(source, target=target, options=options, **rest)
+    """``triton.compile`` of a kernel's source, with the hint.
+
+    Raises:
+        RuntimeError: the kernel has none: other code set the hook as well and replaced its PTX.
+    """
+    name = source.fn.__name__
+    with _hinted(name):
+        made = triton.compile(source, target=target, options=options, **rest)
+    if EVICT_FIRST not in made.asm.get("ptx", EVICT_FIRST):
+        raise RuntimeError(
+            f"the copies of {name} lack their cache hint; leave out other uses of "
+            "triton.knobs.runtime.add_stages_inspection_hook that change PTX"
+        )
+    return made
 
 
 class read_once(GluonJITFunction):

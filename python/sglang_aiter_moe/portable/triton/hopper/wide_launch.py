@@ -48,6 +48,12 @@ class WideConfig:
                     allowed=str(SB.value),
                     fix=f"sb={SB.value}",
                 )
+            if ring.tail:
+                raise ContractError(
+                    f"stage ring {name!r} of the wide form has a queue",
+                    allowed="none",
+                    fix="tail=0",
+                )
 
     def shared(self, ring: Ring, columns: int, exchange: int) -> int:
         """Bytes of shared memory of a program beside tokens of ``columns`` (H or I). ``exchange``: of those that a warp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ register_cpu_ci(est_time=12, suite="base-a-test-cpu")
 pytest.importorskip("triton")
 
 from triton import knobs  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
 from sglang_aiter_moe.nvptx.launch import Device  # noqa: E402
 from sglang_aiter_moe.nvptx.layer import run_layer  # noqa: E402
@@ -115,6 +117,26 @@ def test_what_a_layer_launches_has_it():
     assert hinted["prepare_fp8"] == hinted["combine_hopper"] == 0, hinted
     parts = next(launch for launch in launches if launch.kernel == "combine_hopper")
     assert "discard.global.L2" in parts.assembly
+
+
+def test_a_kernel_with_the_hint_has_a_key_of_its_own(monkeypatch):
+    monkeypatch.setattr(GluonASTSource, "hash", lambda self: "kernel")
+    source = object.__new__(read_once.Source)
+    with_hint = source.hash()
+    assert with_hint != "kernel"
+    monkeypatch.setattr(read_once, "EVICT_FIRST", "0x0")
+    assert source.hash() != with_hint
+
+
+def test_a_compilation_that_lost_the_hint_is_an_error(monkeypatch):
+    """Another hook put its own PTX in place."""
+    source = SimpleNamespace(fn=SimpleNamespace(__name__="stage"))
+    made = SimpleNamespace(asm={"ptx": COPY})
+    monkeypatch.setattr(read_once.triton, "compile", lambda *a, **k: made)
+    with pytest.raises(RuntimeError, match="stage lack their cache hint"):
+        read_once.compile(source)
+    made.asm["ptx"] = read_once.hint(COPY)
+    assert read_once.compile(source) is made
 
 
 if __name__ == "__main__":

@@ -342,6 +342,25 @@ def test_a_wide_ring_of_other_slots_is_refused():
         wide_launch.WideConfig(32, 0, ring, ring)
 
 
+def test_a_wide_ring_with_a_queue_is_refused():
+    ring = fp8_launch.Ring(8, 16, 3, 1, tail=4)
+    with pytest.raises(ContractError, match="has a queue"):
+        wide_launch.WideConfig(32, 0, ring, ring)
+
+
+@pytest.mark.parametrize("queue", [{"tail": 4, "unit": 0}, {"tail": -1}])
+def test_a_queue_that_never_ends_is_refused(queue):
+    with pytest.raises(ContractError, match="would never end"):
+        fp8_launch.Ring(4, 16, 3, 2, **queue)
+
+
+@pytest.mark.parametrize("combine", [32, 96])
+def test_a_sum_of_parts_of_lines_is_refused(combine):
+    ring = fp8_launch.Ring(4, 16, 3, 2)
+    with pytest.raises(ContractError, match="whole lines"):
+        fp8_launch.Fp8Config(8, ring, ring, combine=combine)
+
+
 @pytest.mark.parametrize(
     "config, topk",
     [(whole_launch.WholeConfig(), 256), (whole_launch.WholeConfig(halves=True, narrow=True), 5)],
