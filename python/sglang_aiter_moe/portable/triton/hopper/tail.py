@@ -34,7 +34,7 @@ def take_run(
     TAIL: gl.constexpr,
     UNIT: gl.constexpr,
 ):
-    """The copying warp: first and end of a run, of which the next slot's word tells; both ``total`` where none is left."""
+    """The copying warp: a run's first and end, which the next slot's word tells; both ``total`` where none is left."""
     taken = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     lo = gl.minimum(shared_out(total, TAIL) + taken * UNIT, total)
     mbarrier.wait(empty.index(slot), phase)
