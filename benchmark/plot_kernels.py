@@ -3,8 +3,7 @@
 
     python benchmark/plot_kernels.py benchmark/results/kernels_h200.json benchmark/results/kernels_h200_prefill.json \
         benchmark/results/kernels_h200_decode.json benchmark/results/kernels_h200_whole.json \
-        benchmark/results/kernels_h200_decode_peers.json benchmark/results/kernels_h200_prefill_peers.json \
-        benchmark/results/kernels_h200_prefill_peers_8192.json docs/images
+        benchmark/results/kernels_h200_decode_peers.json benchmark/results/kernels_h200_prefill_peers.json docs/images
 
 Of several results the last one counts, at each shape and token count that it has ours for.
 """

@@ -87,6 +87,8 @@ def test_sigterm_ends_a_build_too(tmp_path):
         time.sleep(0.1)
     process.terminate()
     assert process.wait(30) == 128 + signal.SIGTERM
+    while _alive(int(pid.read_text())) and time.monotonic() < deadline + 60:  # it was told to end
+        time.sleep(0.1)
     assert not _alive(int(pid.read_text()))
 
 

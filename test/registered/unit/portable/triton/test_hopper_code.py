@@ -58,7 +58,7 @@ SHARED_PREFILL = {
     "shared prefill stage 2": (4, 48),
     "shared prefill stage 1, K 2880": (2, 136),
     "shared prefill stage 1, 96 tokens": (0, 8),
-    "shared prefill stage 2, 96 tokens": (3, 24),
+    "shared prefill stage 2, 96 tokens": (3, 32),
     "shared prefill stage 2, K 2880": (2, 64),
 }
 """Most spills with Triton 3.6 and later, all roles and choices of columns together."""
