@@ -9,6 +9,7 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from sglang_aiter_moe.errors import ContractError
 from sglang_aiter_moe.portable.request import A8W4, SEPARATED
 from sglang_aiter_moe.portable.triton.hopper import mx_prefill_launch, prefill_launch
 from sglang_aiter_moe.portable.triton.hopper.fp8_launch import (
@@ -47,6 +48,14 @@ class Rings:
     steps: int = 4
     groups: int = 2
     looped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.groups not in (2, 3, 4):
+            raise ContractError(
+                f"a ring of {self.groups} groups of consumers would wait for groups that do not run",
+                allowed="2, 3 or 4",
+                fix="groups=2",
+            )
 
     @property
     def warp_groups(self) -> int:

@@ -354,6 +354,12 @@ def test_a_queue_that_never_ends_is_refused(queue):
         fp8_launch.Ring(4, 16, 3, 2, **queue)
 
 
+@pytest.mark.parametrize("groups", [1, 5])
+def test_groups_of_consumers_that_nobody_starts_are_refused(groups):
+    with pytest.raises(ContractError, match=f"a ring of {groups} groups"):
+        shared_prefill_launch.Rings(groups=groups)
+
+
 @pytest.mark.parametrize("combine", [32, 96])
 def test_a_sum_of_parts_of_lines_is_refused(combine):
     ring = fp8_launch.Ring(4, 16, 3, 2)
