@@ -127,7 +127,8 @@ class Bench:
         return found
 
     def fail(self, *where) -> None:
-        text = traceback.format_exc()
+        traceback.print_exc()  # its paths are this machine's: the result keeps what was raised
+        text = "".join(traceback.format_exception_only(sys.exception())).strip()
         self.result["errors"].append({"where": list(where), "error": text[-1500:]})
         print("ERROR", *where, text.splitlines()[-1][:300], flush=True)
 
