@@ -38,6 +38,7 @@ from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import (
     copy_weights,
     make_rings,
 )
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_roles import start_roles
 
 
 @gluon.constexpr_function
@@ -154,7 +155,7 @@ def activate_columns(
 
 
 @gluon.jit
-def consume_tiles(
+def consume(
     rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha, beta,
     linear_beta, H: gl.constexpr, I: gl.constexpr, A_STRIDE: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, FORMAT: gl.constexpr, RULE: gl.constexpr,
@@ -255,46 +256,6 @@ def fact_finder(
         )  # fmt: skip
 
 
-@gluon.jit
-def consume(arguments, g: gl.constexpr):
-    consume_tiles(*arguments, g)
-
-
-@gluon.jit
-def start_roles(
-    arguments, tokens, weights, facts, G: gl.constexpr, LW: gl.constexpr, CREGS: gl.constexpr, LREGS: gl.constexpr
-):  # fmt: skip
-    if G == 2:
-        gl.warp_specialize(
-            [
-                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
-                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
-            ],
-            [4, LW, 1, 1],
-            [CREGS, LREGS, LREGS, LREGS],
-        )  # fmt: skip
-    elif G == 3:
-        gl.warp_specialize(
-            [
-                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
-                (consume, (arguments, gl.constexpr(2))),
-                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
-            ],
-            [4, 4, LW, 1, 1],
-            [CREGS, CREGS, LREGS, LREGS, LREGS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
-                (consume, (arguments, gl.constexpr(2))), (consume, (arguments, gl.constexpr(3))),
-                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
-            ],
-            [4, 4, 4, LW, 1, 1],
-            [CREGS, CREGS, CREGS, LREGS, LREGS, LREGS],
-        )  # fmt: skip
-
-
 @read_once
 def stage1_shared(
     desc_w,  # shared_prefill_launch.descriptors
@@ -341,15 +302,19 @@ def stage1_shared(
     rings = make_rings(desc_w, desc_s, BH, T, TS, PS, LW, G)
     tiles = gl.load(num_blocks_ptr) * tiles_of(I, G)
     start_roles(
+        consume,
         (
             rings, bias_ptr, block_expert_ptr, block_rows_ptr, tiles, a_ptr, a_scale_ptr, num_pairs, limit, alpha, beta,
             linear_beta, H, I, A_STRIDE, ACTIVATION, HAS_LIMIT, HAS_BIAS, FORMAT, RULE, VIA_BF16, T, P, LOOPED, TS, PS,
             BH, G,
         ),
+        token_loader,
         (
             rings[1], x_ptr, pairs_ptr, block_rows_ptr, tiles, num_pairs, topk, H, I, X_STRIDE, WIDE, T, TS, LW, G,
         ),
+        weight_loader,
         (desc_w, desc_s, rings[0], block_expert_ptr, tiles, H, I, BH, PS, G),
+        fact_finder,
         (
             rings[2], scale_ptr, x_scale_ptr, pairs_ptr, block_expert_ptr, tiles, num_pairs, topk, H, I, BH, T, G,
         ),

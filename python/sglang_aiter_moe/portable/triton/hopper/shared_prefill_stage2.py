@@ -33,6 +33,7 @@ from sglang_aiter_moe.portable.triton.hopper.shared_prefill_rings import (
     copy_weights,
     make_rings,
 )
+from sglang_aiter_moe.portable.triton.hopper.shared_prefill_roles import start_roles
 
 
 @gluon.constexpr_function
@@ -96,7 +97,7 @@ def store(
 
 
 @gluon.jit
-def consume_tiles(
+def consume(
     rings, bias_ptr, block_expert_ptr, block_rows_ptr, items, part_ptr, num_pairs, H: gl.constexpr, I: gl.constexpr,
     HAS_BIAS: gl.constexpr, TILES: gl.constexpr, KEPT: gl.constexpr, T: gl.constexpr, P: gl.constexpr,
     LOOPED: gl.constexpr, TS: gl.constexpr, PS: gl.constexpr, G: gl.constexpr, g: gl.constexpr,
@@ -210,46 +211,6 @@ def fact_finder(
             )  # fmt: skip
 
 
-@gluon.jit
-def consume(arguments, g: gl.constexpr):
-    consume_tiles(*arguments, g)
-
-
-@gluon.jit
-def start_roles(
-    arguments, tokens, weights, facts, G: gl.constexpr, LW: gl.constexpr, CREGS: gl.constexpr, LREGS: gl.constexpr
-):  # fmt: skip
-    if G == 2:
-        gl.warp_specialize(
-            [
-                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
-                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
-            ],
-            [4, LW, 1, 1],
-            [CREGS, LREGS, LREGS, LREGS],
-        )  # fmt: skip
-    elif G == 3:
-        gl.warp_specialize(
-            [
-                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
-                (consume, (arguments, gl.constexpr(2))),
-                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
-            ],
-            [4, 4, LW, 1, 1],
-            [CREGS, CREGS, LREGS, LREGS, LREGS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (consume, (arguments, gl.constexpr(0))), (consume, (arguments, gl.constexpr(1))),
-                (consume, (arguments, gl.constexpr(2))), (consume, (arguments, gl.constexpr(3))),
-                (token_loader, tokens), (weight_loader, weights), (fact_finder, facts),
-            ],
-            [4, 4, 4, LW, 1, 1],
-            [CREGS, CREGS, CREGS, LREGS, LREGS, LREGS],
-        )  # fmt: skip
-
-
 @read_once
 def stage2_shared(
     desc_w,  # shared_prefill_launch.descriptors
@@ -284,15 +245,19 @@ def stage2_shared(
     rings = make_rings(desc_w, desc_s, 1, T, TS, PS, LW, G)
     items = gl.load(num_blocks_ptr) * items_of(H, G, TILES)
     start_roles(
+        consume,
         (
             rings, bias_ptr, block_expert_ptr, block_rows_ptr, items, part_ptr, num_pairs, H, I, HAS_BIAS, TILES, KEPT,
             T, P, LOOPED, TS, PS, G,
         ),
+        token_loader,
         (
             rings[1], a_ptr, pairs_ptr, block_rows_ptr, items, num_pairs, H, I, A_STRIDE, WIDE, TILES, KEPT, T, TS, LW,
             G,
         ),
+        weight_loader,
         (desc_w, desc_s, rings[0], block_expert_ptr, items, H, I, TILES, PS, G),
+        fact_finder,
         (
             rings[2], scale_ptr, a_scale_ptr, pairs_ptr, block_expert_ptr, items, num_pairs, H, I, TILES, T, G,
         ),
